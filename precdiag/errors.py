@@ -1,0 +1,30 @@
+"""Exit statuses and the one error class that carries them to main()."""
+
+from __future__ import annotations
+
+EXIT_NOTHING_FOUND = 0
+EXIT_FOUND = 1
+EXIT_CANNOT_LOOK = 2
+
+
+class PrecdiagError(Exception):
+    """What the user must hear in one line, what to do next, and the status to exit with.
+
+    `exit_code` follows diff and grep: 0 looked and found nothing, 1 found, 2 could not look. `hint` names the
+    next thing to type or to check; main() prints it on a line of its own.
+    """
+
+    exit_code: int
+
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = EXIT_CANNOT_LOOK) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.exit_code = exit_code
+
+
+class UsageError(PrecdiagError):
+    """The command line or the configuration asks for something that cannot be done."""
+
+
+class UnreadableError(PrecdiagError):
+    """A file or folder is not what it should be: says which, and what was expected of it."""
