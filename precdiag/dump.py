@@ -1,0 +1,281 @@
+"""Read a dump.json and its neighbours into one frame of rows and one of calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from json.decoder import JSONDecodeError, scanstring  # type: ignore[attr-defined]
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precdiag.errors import UnreadableError
+from precdiag.layout import DUMP_FILE, TENSOR_FOLDER, Part
+from precdiag.rows import CHECKSUM_NONE, OUTPUT, STATISTICS, Columns, split_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class Dump:
+    """One dump.json in memory.
+
+    `rows`: one line a tensor or argument, in the order of the file, index 0..n-1. Columns:
+      call (categorical, codes are `calls` indices), slot (categorical: `input.1`, `output.0`, `parameters.weight`),
+      io (int8: INPUT, PARAMETER, OUTPUT), type (categorical: `torch.Tensor`, `float`, `None` …), tensor (bool),
+      dtype, shape (categorical text, "" for arguments), max, min, mean, norm (float64, NaN where null),
+      known (uint8: bit i set where statistic i stands in the file, so that a NaN value differs from a null),
+      requires_grad (int8: 1, 0, -1 not said), checksum (object), checksum_kind (int8), value (object: an argument's
+      text, or what of a tensor has no column), file (object: name in dump_tensor_data), order (int64: rank in the
+      order in which work began; see `begin_order`).
+    `calls`: one line a call, in the order in which calls finished. Columns: name, kind (`Functional`, `Module` …),
+      operation (`linear`; the class for a module), module (path of a module, else ""), index (call counter),
+      phase (forward, backward, parameters_grad), parent (position of the enclosing module call, -1), recompute (bool).
+    """
+
+    part: Part
+    task: str
+    level: str
+    framework: str
+    rows: pd.DataFrame
+    calls: pd.DataFrame
+    notes: tuple[str, ...] = ()
+    _stacks: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    def name(self, row: int) -> str:
+        """Return msprobe's own name of a row, `Functional.linear.1.forward.input.1`."""
+        line = self.rows.iloc[row]
+        return f"{line['call']}.{line['slot']}"
+
+    def tensor_path(self, row: int) -> Path | None:
+        """Return the row's tensor file beside this dump.json, wherever the dump was collected."""
+        name = self.rows["file"].iat[row]
+        return None if name is None else self.part.folder / TENSOR_FOLDER / name
+
+    def stack(self, call: str) -> tuple[str, ...]:
+        """Return the call's Python stack, innermost frame first; () where none was recorded."""
+        if not self._stacks:
+            self._stacks.update(_read_stacks(self.part.folder / "stack.json"))
+        return self._stacks.get(call, ())
+
+
+def read_dump(part: Part) -> Dump:
+    """Read one part's dump.json (and construct.json for the order) into frames.
+
+    Raises UnreadableError naming the file where it is missing, empty, cut short, not a dump, or has no rows:
+    msprobe writes a head first, so a file that parses may still be one that was never filled.
+    """
+    import numpy as np
+
+    path = part.folder / DUMP_FILE
+    header, columns = _parse(path, _read_text(path))
+    if not len(columns.io):
+        raise UnreadableError(
+            f"{path}: holds a head and no rows: collection ended before the first flush of this step",
+            hint="collect this step again, or leave it out with --step",
+        )
+    parents, notes = _read_parents(part.folder / "construct.json")
+    calls = _calls_frame(columns, parents)
+    rows = columns.frame()
+    rows["order"] = begin_order(rows, calls["parent"].to_numpy(dtype=np.int64))
+    return Dump(
+        part=part,
+        task=str(header.get("task", "")),
+        level=str(header.get("level", "")),
+        framework=str(header.get("framework", "")),
+        rows=rows,
+        calls=calls,
+        notes=notes,
+    )
+
+
+def begin_order(rows: pd.DataFrame, parent: np.ndarray) -> np.ndarray:
+    """Rank rows by when their work began: int64 of len(rows), a permutation of 0..n-1.
+
+    The file is in the order in which calls finished. A module's inputs and parameters count where it was entered,
+    that is at its first descendant, an outer module before an inner one; its outputs where it finished. Within a
+    call: inputs, parameters, outputs.
+    """
+    import numpy as np
+
+    begin = np.arange(len(parent), dtype=np.int64)
+    for child, owner in enumerate(parent.tolist()):  # children stand before their parents, so one pass is enough
+        if owner >= 0 and begin[child] < begin[owner]:
+            begin[owner] = begin[child]
+    call = rows["call"].cat.codes.to_numpy(dtype=np.int64)
+    io = rows["io"].to_numpy()
+    leaving = io == OUTPUT
+    at = np.where(leaving, call, begin[call])
+    nesting = np.where(leaving, 1, -call)
+    order = np.empty(len(rows), dtype=np.int64)
+    order[np.lexsort((np.arange(len(rows)), io, nesting, at))] = np.arange(len(rows))
+    return order
+
+
+def fingerprints(dump: Dump) -> np.ndarray:
+    """Hash what is known of each row's value (dtype, shape, statistics, checksum): uint64 of len(rows).
+
+    Equal values on one side have equal fingerprints; rows about which nothing is known have 0. Used to find which
+    call produced an input.
+    """
+    import numpy as np
+    import pandas as pd
+
+    rows = dump.rows
+    mixed = pd.util.hash_pandas_object(
+        pd.DataFrame(
+            {
+                "dtype": rows["dtype"].cat.codes,
+                "shape": rows["shape"].cat.codes,
+                "known": rows["known"],
+                "checksum": rows["checksum"].fillna(""),
+                "value": rows["value"].fillna(""),
+                **{name: rows[name] for name in STATISTICS},
+            }
+        ),
+        index=False,
+    ).to_numpy()
+    silent = (rows["known"].to_numpy() == 0) & (rows["checksum_kind"].to_numpy() == CHECKSUM_NONE)
+    hashes: np.ndarray = np.where(silent | ~rows["tensor"].to_numpy(), np.uint64(0), mixed)
+    return hashes
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UnreadableError(f"{path}: missing; msprobe left no {DUMP_FILE} for this step and rank") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UnreadableError(f"{path}: cannot be read ({reason}); expected the JSON that msprobe writes") from None
+    if not text.strip():
+        raise UnreadableError(f"{path}: empty; expected the JSON that msprobe writes")
+    return text
+
+
+def _parse(path: Path, text: str) -> tuple[dict[str, Any], Columns]:
+    """Decode call by call, so that only one call's objects are in memory at a time."""
+    header: dict[str, Any] = {}
+    columns = Columns()
+
+    def on_call(name: str, at: int) -> int:
+        call, end = _DECODER.raw_decode(text, at)
+        columns.add_call(name, call)
+        return end
+
+    def on_key(key: str, at: int) -> int:
+        if key == "data":
+            header[key] = True
+            return _object(text, at, on_call)
+        header[key], end = _DECODER.raw_decode(text, at)
+        return end
+
+    try:
+        _object(text, _skip(text, 0), on_key)
+    except (JSONDecodeError, IndexError, RecursionError):
+        raise UnreadableError(
+            f"{path}: cut short or not what msprobe writes ({len(columns.names)} whole calls in it); "
+            f"expected a {DUMP_FILE}",
+            hint="collect this step again, or leave it out with --step",
+        ) from None
+    if "data" not in header:
+        raise UnreadableError(f"{path}: has no `data`; expected the {DUMP_FILE} of msprobe")
+    return header, columns
+
+
+def _object(text: str, at: int, member: Callable[[str, int], int]) -> int:
+    """Walk the JSON object at `at`: `member(key, position of its value)` returns the value's end; so does this.
+
+    Raises JSONDecodeError or IndexError where the text is not an object or ends inside it.
+    """
+    _expect(text, at, "{")
+    at = _skip(text, at + 1)
+    while text[at] != "}":
+        _expect(text, at, '"')
+        key, at = scanstring(text, at + 1, True)
+        at = _skip(text, at)
+        _expect(text, at, ":")
+        at = _skip(text, member(key, _skip(text, at + 1)))
+        if text[at] != "}":
+            _expect(text, at, ",")
+            at = _skip(text, at + 1)
+    return at + 1
+
+
+def _expect(text: str, at: int, character: str) -> None:
+    if text[at] != character:
+        raise JSONDecodeError(f"expected {character}", text, at)
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
+
+
+def _calls_frame(columns: Columns, parents: dict[str, str | None]) -> pd.DataFrame:
+    import pandas as pd
+
+    position = {name: at for at, name in enumerate(columns.names)}
+    split = [split_name(name) for name in columns.names]
+    return pd.DataFrame(
+        {
+            "name": pd.Series(columns.names, dtype=object),
+            **{
+                key: pd.Series([part[at] for part in split], dtype=object if at < 3 or at == 4 else "int64")
+                for at, key in enumerate(("kind", "operation", "module", "index", "phase"))
+            },
+            "parent": [_enclosing(name, at, parents, position) for at, name in enumerate(columns.names)],
+            "recompute": columns.recompute,
+        }
+    )
+
+
+def _enclosing(name: str, at: int, parents: dict[str, str | None], position: dict[str, int]) -> int:
+    """Return the position of the nearest dumped call around this one, -1 at the top.
+
+    Parents that dump.json lacks are climbed over; one that finished before its child is stale (in-place modules).
+    """
+    seen = {name}
+    parent = parents.get(name)
+    while parent is not None and parent not in seen:
+        if position.get(parent, -1) > at:
+            return position[parent]
+        seen.add(parent)
+        parent = parents.get(parent)
+    return -1
+
+
+def _read_parents(path: Path) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    if not path.exists():
+        return {}, ()
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}, (f"{path}: cannot be read; rows are in the order in which calls finished",)
+    if not isinstance(table, dict):
+        return {}, (f"{path}: not a table of parents; rows are in the order in which calls finished",)
+    return {name: parent if isinstance(parent, str) else None for name, parent in table.items()}, ()
+
+
+def _read_stacks(path: Path) -> dict[str, tuple[str, ...]]:
+    """Read stack.json of either form: calls grouped by their stack (26.x), or one stack a call."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    stacks: dict[str, tuple[str, ...]] = {}
+    for key, entry in table.items() if isinstance(table, dict) else ():
+        if not isinstance(entry, list):
+            continue
+        if len(entry) == 2 and all(isinstance(half, list) for half in entry):
+            frames = tuple(map(str, entry[1]))
+            stacks.update((str(name), frames) for name in entry[0])
+        else:
+            stacks[key] = tuple(map(str, entry))
+    return stacks
