@@ -40,11 +40,11 @@ def parse_integers(text: str) -> tuple[int, ...]:
     """
     ranges = [_parse_range(item.strip()) for item in text.split(",")]
     if sum(len(each) for each in ranges) > MOST_INTEGERS:
-        raise UsageError(f"more than {MOST_INTEGERS:,} integers in {_quoted(text)}")
+        raise UsageError(f"more than {MOST_INTEGERS:,} integers")
     counts = Counter(number for each in ranges for number in each)
     twice = next((number for number, count in counts.items() if count > 1), None)
     if twice is not None:
-        raise UsageError(f"{twice} is given twice in {_quoted(text)}")
+        raise UsageError(f"{twice} is given twice")
     return tuple(sorted(counts))
 
 
@@ -212,9 +212,9 @@ def _validate(tree: _Tree) -> Settings:
             f"{tree.origin(path)}: unknown key {_quoted(key)}, the nearest valid key is {near}",
             hint=f"valid keys here: {', '.join(siblings)}",
         )
-    expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    # pydantic adds to "a valid number" that it was "unable to parse string as a number"
-    expected = expected.partition(", unable")[0]
+    # pydantic: "Input should be a valid number, unable to parse string as a number", "Value error, <ours>"
+    expected = first["msg"].removeprefix("Value error, ").partition(", unable")[0]
+    expected = re.sub(r"^\w+ should (be|have)", "expected", expected)
     raise UsageError(f"{tree.origin(path)}: {key} is {_quoted(first['input'])}: {expected}")
 
 
@@ -318,7 +318,8 @@ def _plain(node: yaml.Node | None, path: _Path, file: str, origins: dict[_Path, 
 def _yaml_problem(file: str, error: yaml.YAMLError) -> str:
     """Put what PyYAML says over several lines into one."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"{file}:{error.problem_mark.line + 1}: not valid YAML: {error.problem or error.context}"
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        return f"{file}:{error.problem_mark.line + 1}: not valid YAML: {said}"
     return f"{file}: not valid YAML: {' '.join(str(error).split())}"
 
 
