@@ -30,6 +30,6 @@ $(READY): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("precdiag needs Python 3.10 or newer, and $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v[:2])'
 	@echo "setting up .venv (some minutes, once)"
 	@if "$(PYTHON)" -c 'import ensurepip' 2>/dev/null; then "$(PYTHON)" -m venv .venv; else \
-	  "$(PYTHON)" -m venv --without-pip .venv && "$(PYTHON)" -m pip --python $(BIN)/python install --quiet pip; fi
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,collect]'
+	  "$(PYTHON)" -m venv --without-pip .venv && "$(PYTHON)" -m pip --python $(BIN)/python install -qq pip; fi
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,collect]'
 	@touch $@
