@@ -80,6 +80,8 @@ def read_dump(part: Part) -> Dump:
             f"{path}: holds a head and no rows: collection ended before the first flush of this step",
             hint="collect this step again, or leave it out with --step",
         )
+    if len(set(columns.names)) != len(columns.names):
+        raise UnreadableError(f"{path}: names a call twice; expected the {DUMP_FILE} of msprobe")
     parents, notes = _read_parents(part.folder / "construct.json")
     calls = _calls_frame(columns, parents)
     rows = columns.frame()

@@ -1,0 +1,97 @@
+"""Which rows hold memory that nobody has written yet: they prove nothing, in compare and in nan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from precdiag.dump import Dump, fingerprints
+from precdiag.rows import INPUT, OUTPUT
+from precdiag.statistic import element_counts
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# torch's allocating functions that leave the memory as it is; deterministic algorithms fill it with NaN.
+ALLOCATORS = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized", "new_empty", "new_empty_strided"}
+)
+# Operations that pass memory on without reading it: a view, or the buffer itself.
+VIEWS = frozenset(
+    {"view", "reshape", "t", "transpose", "permute", "expand", "squeeze", "unsqueeze", "narrow", "chunk", "split"}
+    | {"__getitem__", "select", "flatten", "detach", "unbind", "view_as", "contiguous", "to", "requires_grad_"}
+)
+# Where torch.distributed writes: positional slots and keywords of the receiving argument.
+RECEIVERS: dict[str, tuple[str, ...]] = {
+    "all_gather": ("input.0", "input.tensor_list"),
+    "all_gather_into_tensor": ("input.0", "input.output_tensor"),
+    "_all_gather_base": ("input.0", "input.output_tensor"),
+    "reduce_scatter": ("input.0", "input.output"),
+    "reduce_scatter_tensor": ("input.0", "input.output"),
+    "_reduce_scatter_base": ("input.0", "input.output"),
+    "all_to_all": ("input.0", "input.output_tensor_list"),
+    "all_to_all_single": ("input.0", "input.output"),
+    "gather": ("input.1", "input.gather_list"),
+    "scatter": ("input.0", "input.tensor"),
+    "recv": ("input.0", "input.tensor"),
+    "irecv": ("input.0", "input.tensor"),
+}
+
+
+def uninitialised(dump: Dump) -> np.ndarray:
+    """Mark rows whose content is undefined: bool of len(rows).
+
+    Outputs of allocating functions, an `out=` argument and a collective's output buffer before the call. Tensors
+    without elements hold nothing undefined.
+    """
+    import numpy as np
+
+    rows, calls = dump.rows, dump.calls
+    operation = calls["operation"].to_numpy()
+    forward = (calls["phase"] == "forward").to_numpy()
+    allocates = np.isin(operation, list(ALLOCATORS)) & forward
+    collective = (calls["kind"] == "Distributed").to_numpy() & forward
+    call = rows["call"].cat.codes.to_numpy()
+    slot = rows["slot"].cat.codes.to_numpy()
+    slots = rows["slot"].cat.categories
+    io = rows["io"].to_numpy()
+    marked = allocates[call] & (io == OUTPUT)
+    out = np.array([_below(name, "input.out") for name in slots], dtype=bool)
+    marked |= out[slot] & (io == INPUT) & forward[call]
+    for name, receiving in RECEIVERS.items():
+        receives = np.array([any(_below(slot_name, place) for place in receiving) for slot_name in slots], dtype=bool)
+        here = collective & (operation == name)
+        if here.any():
+            marked |= here[call] & receives[slot]
+    return np.asarray(marked & rows["tensor"].to_numpy() & (element_counts(rows["shape"]) != 0))
+
+
+def undefined_contents(dump: Dump, marked: np.ndarray) -> np.ndarray:
+    """Extend `uninitialised` to what merely hands such memory on: bool of len(rows).
+
+    An input that holds what an allocator returned (by its fingerprint), and the outputs of a view of it.
+    """
+    import numpy as np
+
+    if not marked.any():
+        return marked
+    prints = fingerprints(dump)
+    rows = dump.rows
+    io = rows["io"].to_numpy()
+    call = rows["call"].cat.codes.to_numpy()
+    views = np.isin(dump.calls["operation"].to_numpy(), list(VIEWS))
+    undefined = set(prints[marked].tolist()) - {0}
+    spread = marked.copy()
+    while True:
+        holds = np.isin(prints, np.fromiter(undefined, dtype=np.uint64, count=len(undefined)))
+        spread |= holds & (io == INPUT)
+        viewed = np.zeros(len(dump.calls), dtype=bool)
+        viewed[call[spread & (io == INPUT)]] = True
+        passed_on = (viewed & views)[call] & (io == OUTPUT) & ~spread
+        if not passed_on.any():
+            return spread
+        spread |= passed_on
+        undefined |= set(prints[passed_on].tolist()) - {0}
+
+
+def _below(slot: str, place: str) -> bool:
+    return slot == place or slot.startswith(f"{place}.")
