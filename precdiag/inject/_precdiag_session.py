@@ -1,0 +1,125 @@
+"""The settings of one side's collection, and the receipt that this process keeps of what it did.
+
+Settings are `session.json` in the folder that PRECDIAG_SESSION names; relative paths in it start at that folder, so
+that a copied folder still works. The receipt is one JSON file per process, replaced by rename at every event:
+launchers kill with SIGKILL, so nothing may wait for exit.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+
+SETTINGS = "session.json"
+SCHEMA = "precdiag.receipt/1"
+
+
+class Session:
+    """What this side is asked to collect."""
+
+    def __init__(self, folder, settings):
+        self.folder = os.path.abspath(folder)
+        self.dump = self._path(settings.get("dump", "dump"))
+        self.receipts = self._path(settings.get("receipts", "receipts"))
+        self.config = self._path(settings.get("config", "msprobe.json"))
+        self.id = settings.get("session")
+        self.side = settings.get("side")
+        self.steps = list(settings.get("steps") or [])
+        self.iterations = list(settings.get("iterations") or [])
+        self.ranks = list(settings.get("ranks") or [])
+        self.level = settings.get("level", "L1")
+        self.task = settings.get("task", "statistics")
+        self.step_at = settings.get("step_at", "auto")
+        self.model = settings.get("model")
+        self.seed = settings.get("seed")
+        self.deterministic = bool(settings.get("deterministic"))
+        self.max_bytes = settings.get("max_bytes")
+
+    def _path(self, name):
+        return os.path.join(self.folder, name)
+
+
+class Receipt:
+    """What one process did: `data` is the JSON, `write()` replaces the file."""
+
+    def __init__(self, session):
+        self.session = session
+        self.data = {
+            "schema": SCHEMA,
+            "session": session.id,
+            "side": session.side,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "ppid": os.getppid(),
+            "executable": sys.executable,
+            "python": "{}.{}.{}".format(*sys.version_info[:3]),
+            "command": command_line(),
+            "started": time.time(),
+            "state": "started",
+            "rank": None,
+            "world_size": None,
+            "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT"),
+            "node": os.environ.get("GROUP_RANK"),
+            "steps": [],
+            "evaluations": 0,
+            "beside": [],
+            "notes": [],
+        }
+        name = "{}-{}-{}.json".format(self.data["host"], self.data["pid"], int(self.data["started"] * 1000))
+        self.path = os.path.join(session.receipts, name)
+
+    def write(self):
+        """Replace the receipt; a disk that refuses it is said once, and never ends the training."""
+        try:
+            write_json(self.path, self.data)
+        except OSError as error:
+            self.note("the receipt could not be written: {}".format(error))
+
+    def note(self, text):
+        """Keep a line for the report, once, and say it on stderr."""
+        if text not in self.data["notes"]:
+            self.data["notes"].append(text)
+            say(text)
+
+    def step(self, index, **facts):
+        """Add to, or change, what is known of one dump step."""
+        for entry in self.data["steps"]:
+            if entry["step"] == index:
+                entry.update(facts)
+                return
+        entry = {"step": index}
+        entry.update(facts)
+        self.data["steps"].append(entry)
+
+
+def load(folder):
+    """Read the settings in `folder`; OSError or ValueError where they cannot be read."""
+    with open(os.path.join(folder, SETTINGS), encoding="utf-8") as file:
+        return Session(folder, json.load(file))
+
+
+def write_json(path, data):
+    """Write by rename, so that a reader, or a kill, never meets half a file."""
+    part = "{}.{}.part".format(path, os.getpid())
+    with open(part, "w", encoding="utf-8") as file:
+        json.dump(data, file, indent=1)
+    os.replace(part, path)
+
+
+def say(text):
+    """One line on stderr: stdout belongs to the training."""
+    try:
+        sys.stderr.write("precdiag: {}\n".format(text))
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass  # stderr may be closed, or None in an embedded interpreter
+
+
+def command_line():
+    """The words this process was started with; sys.argv does not exist yet when sitecustomize runs."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            return [word.decode("utf-8", "replace") for word in file.read().split(b"\0")[:-1]]
+    except OSError:
+        return list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", []))
