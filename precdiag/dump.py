@@ -36,7 +36,8 @@ class Dump:
       order in which work began; see `begin_order`).
     `calls`: one line a call, in the order in which calls finished. Columns: name, kind (`Functional`, `Module` …),
       operation (`linear`; the class for a module), module (path of a module, else ""), index (call counter),
-      phase (forward, backward, parameters_grad), parent (position of the enclosing module call, -1), recompute (bool).
+      phase (forward, backward, parameters_grad), parent (position of the enclosing module call, -1), scope (what
+      construct.json names around it that is no dumped call: `optimizer`, `clip_grad`, else ""), recompute (bool).
     """
 
     part: Part
@@ -233,6 +234,7 @@ def _calls_frame(columns: Columns, parents: dict[str, str | None]) -> pd.DataFra
                 for at, key in enumerate(("kind", "operation", "module", "index", "phase"))
             },
             "parent": [_enclosing(name, at, parents, position) for at, name in enumerate(columns.names)],
+            "scope": [_scope(name, parents, position) for name in columns.names],
             "recompute": columns.recompute,
         }
     )
@@ -251,6 +253,11 @@ def _enclosing(name: str, at: int, parents: dict[str, str | None], position: dic
         seen.add(parent)
         parent = parents.get(parent)
     return -1
+
+
+def _scope(name: str, parents: dict[str, str | None], position: dict[str, int]) -> str:
+    parent = parents.get(name)
+    return "" if parent is None or parent in position else parent
 
 
 def _read_parents(path: Path) -> tuple[dict[str, str | None], tuple[str, ...]]:

@@ -43,10 +43,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Run:
-    """A dump as the user named it: the path, and its parts in order of stage, step and rank."""
+    """A dump as the user named it: the path, and its parts in order of stage, step and rank.
+
+    `one_step`: the path itself is a step or something in it (or a copy that names no step), not a folder of steps.
+    """
 
     path: Path
     parts: tuple[Part, ...]
+    one_step: bool = False
 
 
 def open_run(path: Path) -> Run:
@@ -65,13 +69,14 @@ def open_run(path: Path) -> Run:
         inner = root / "dump"
         if inner.is_dir() and not (root / DUMP_FILE).exists() and not any(map(_is_step, root.iterdir())):
             root = inner
-    parts = sorted(_find_parts(root), key=_part_order)
+    parts = sorted(_find_parts(root), key=part_order)
     if not parts:
         raise UnreadableError(
             f"{path}: no {DUMP_FILE} in it or below it",
             hint="expected step{N}/rank{R}/dump.json or step{N}/proc{PID}/dump.json, as msprobe writes them",
         )
-    return Run(path, tuple(parts))
+    inside = (name for part in parts for name in part.folder.relative_to(root).parts)
+    return Run(path, tuple(parts), one_step=not any(map(_STEP.match, inside)))
 
 
 def _is_step(folder: Path) -> bool:
@@ -113,7 +118,8 @@ def _part_of(folder: Path, outside: tuple[str, ...], inside: tuple[str, ...]) ->
     return Part(folder=folder, stage=stage, step=step, rank=rank)
 
 
-def _part_order(part: Part) -> tuple[Any, ...]:
+def part_order(part: Part) -> tuple[Any, ...]:
+    """Sort key of a part: stage, step and rank by number (rank10 after rank9)."""
     stage = tuple((0, int(t), "") if t.isdigit() else (1, 0, t) for t in re.split(r"(\d+)", part.stage))
     step = -1 if part.step is None else part.step
     rank = -1 if part.rank is None else part.rank

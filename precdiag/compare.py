@@ -1,0 +1,386 @@
+"""The pipeline of `precdiag compare`: two paths → parts paired, read, aligned, judged → one Comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from precdiag.align import pair
+from precdiag.cause import Cause, find_cause
+from precdiag.dump import read_dump
+from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UnreadableError, UsageError
+from precdiag.evidence import (
+    BASELINE_ONLY,
+    CANDIDATE_ONLY,
+    DIFFERENT,
+    EQUAL,
+    EXCLUDED,
+    NOTHING,
+    UNKNOWN,
+)
+from precdiag.finding import Row, row_of
+from precdiag.judge import Judged, Policy, judge
+from precdiag.layout import Part, Run, open_run, part_order
+from precdiag.onesided import notes_on, recognise, unexplained
+from precdiag.ranks import Collective, Standing, collectives_of, earliest, standing_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DIVERGED, NO_DIVERGENCE, NOT_COMPARABLE = "diverged", "no-divergence", "not-comparable"
+# How many rows of context the report shows around the first cause.
+_ROWS_BEFORE, _ROWS_BEHIND = 2, 3
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which steps, ranks and stages to look at; None means all."""
+
+    steps: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+    stage: str | None = None
+
+    def admits(self, part: Part) -> bool:
+        """Tell whether a part is asked for. A stage is given whole or by its last name."""
+        in_stage = self.stage is None or self.stage in (part.stage, part.stage.rpartition("/")[2])
+        in_step = self.steps is None or part.step in self.steps
+        return in_stage and in_step and (self.ranks is None or (part.rank or 0) in self.ranks)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many rows were looked at, and what became of them. `compared` = `equal` + `different`."""
+
+    compared: int = 0
+    equal: int = 0
+    different: int = 0
+    unknown: int = 0
+    uninitialised: int = 0
+    baseline_only: int = 0
+    candidate_only: int = 0
+
+    def __add__(self, other: Coverage) -> Coverage:
+        return Coverage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The smallest band that would have held every finite difference; None where no metric is known."""
+
+    max_abs: float | None = None
+    max_rel: float | None = None
+    max_ulp: float | None = None
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What one pair of parts came to, without their frames. `error` stands where they could not be read."""
+
+    baseline: Part
+    candidate: Part
+    coverage: Coverage = field(default_factory=Coverage)
+    cause: Cause | None = None
+    standing: Standing | None = None
+    collectives: tuple[Collective, ...] = ()
+    first_outside: Row | None = None
+    hidden: tuple[Row, ...] = ()
+    hidden_count: int = 0
+    around: tuple[Row, ...] = ()
+    symptoms: tuple[Row, ...] = ()
+    symptom_count: int = 0
+    blocking: int = 0
+    unknown_before: int = 0
+    reasons: tuple[tuple[str, int], ...] = ()
+    evidence: int = NOTHING
+    bound: Bound = field(default_factory=Bound)
+    has_gradients: bool = False
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def at(self) -> tuple[str, int]:
+        """The stage and step, for telling which parts precede which."""
+        step = self.baseline.step if self.baseline.step is not None else self.candidate.step
+        return self.baseline.stage, -1 if step is None else step
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The answer of a comparison, and what it rests on. `verdict` follows the policy, `cause` is always bitwise."""
+
+    verdict: str
+    policy: Policy
+    baseline: Path
+    candidate: Path
+    parts: tuple[PartResult, ...]
+    one_sided: tuple[str, ...]
+    evidence: int
+    coverage: Coverage
+    cause: Cause | None = None
+    first_outside: Row | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 looked and found nothing, 1 found, 2 could not look."""
+        return {NO_DIVERGENCE: EXIT_NOTHING_FOUND, DIVERGED: EXIT_FOUND}.get(self.verdict, EXIT_CANNOT_LOOK)
+
+
+def compare(
+    baseline: Path,
+    candidate: Path,
+    policy: Policy,
+    selection: Selection | None = None,
+    limit: int = 1000,
+    progress: Progress = lambda label, done, total: None,
+) -> Comparison:
+    """Compare two dumps and name the first cause.
+
+    `limit` is the number of symptom rows that are described. `progress(label, done, total)` is called as tensor
+    files are compared. Raises UnreadableError where a path holds no dump, UsageError where the selection or the band
+    asks for what is not there.
+    """
+    runs = _selected(open_run(baseline), selection), _selected(open_run(candidate), selection)
+    pairs, one_sided, notes = pair_parts(*runs)
+    results: list[PartResult] = []
+    for left, right in pairs:
+        before = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == left.rank)
+        results.append(compare_part(left, right, policy, limit, progress, gradients_were_equal=before))
+    return _concluded(baseline, candidate, policy, tuple(results), one_sided, notes)
+
+
+def pair_parts(baseline: Run, candidate: Run) -> tuple[list[tuple[Part, Part]], tuple[str, ...], tuple[str, ...]]:
+    """Pair the parts of two runs by stage, step and rank: pairs in order, labels of what has no partner, notes.
+
+    A single process (`proc{PID}`, `rank`) pairs with the only other one of its step. Where each side is one step that
+    the user named, their numbers need not agree. Raises UnreadableError where two processes claim one place, or
+    nothing is in common.
+    """
+    notes: list[str] = []
+    left, right = list(baseline.parts), list(candidate.parts)
+    steps = {p.step for p in left}, {p.step for p in right}
+    if len(steps[0]) == len(steps[1]) == 1 and steps[0] != steps[1] and (baseline.one_step or candidate.one_step):
+        notes.append(f"{left[0].label} of the baseline is compared with {right[0].label} of the candidate, as named")
+        right = [Part(p.folder, left[0].stage if len(right) == 1 else p.stage, left[0].step, p.rank) for p in right]
+    elif len(left) == len(right) == 1 and left[0].step == right[0].step:
+        right = [Part(right[0].folder, left[0].stage, right[0].step, right[0].rank)]
+    places = _by_place(left), _by_place(right)
+    pairs: list[tuple[Part, Part]] = []
+    alone: list[str] = []
+    for place in dict.fromkeys((*places[0], *places[1])):
+        here, there = places[0].get(place, {}), places[1].get(place, {})
+        if len(here) == len(there) == 1:
+            pairs.append((*here.values(), *there.values()))  # type: ignore[arg-type]
+            continue
+        pairs += [(here[rank], there[rank]) for rank in here if rank in there]
+        alone += [f"{part.label} is only in the baseline" for rank, part in here.items() if rank not in there]
+        alone += [f"{part.label} is only in the candidate" for rank, part in there.items() if rank not in here]
+    if not pairs:
+        raise UnreadableError(
+            f"{baseline.path} and {candidate.path} have no step and rank in common: {'; '.join(alone[:6])}",
+            hint="name the two step folders to compare them all the same",
+        )
+    return sorted(pairs, key=lambda two: part_order(two[0])), tuple(alone), tuple(notes)
+
+
+def compare_part(
+    baseline: Part,
+    candidate: Part,
+    policy: Policy,
+    limit: int = 1000,
+    progress: Progress = lambda label, done, total: None,
+    *,
+    gradients_were_equal: bool = False,
+) -> PartResult:
+    """Read, align and judge one pair of parts, and keep what the report needs. A part that cannot be read is an
+    `error` in the result, so that the others are still compared.
+    """
+    try:
+        left, right = read_dump(baseline), read_dump(candidate)
+    except UnreadableError as error:
+        return PartResult(baseline, candidate, error=str(error))
+    label = baseline.label
+    judged = judge(left, right, pair(left, right), policy, lambda done, total: progress(label, done, total))
+    recognised = recognise(judged)
+    cause = find_cause(judged, recognised, gradients_were_equal=gradients_were_equal)
+    return _summary(judged, recognised, cause, policy, limit)
+
+
+def _summary(
+    judged: Judged, recognised: Mapping[int, str], cause: Cause | None, policy: Policy, limit: int
+) -> PartResult:
+    import numpy as np
+
+    rows = judged.rows
+    state = rows["state"].to_numpy()
+    one_sided = (state == BASELINE_ONLY) | (state == CANDIDATE_ONLY)
+    line = len(rows) if cause is None else cause.row.order
+    nowhere = np.array([], dtype=np.int64)
+    symptoms = nowhere
+    if cause is not None:
+        whole_call = cause.row.slot is None
+        own = (rows["call"] == rows["call"].iat[line]).to_numpy() if whole_call else np.arange(len(rows)) == line
+        symptoms = np.flatnonzero(((state == DIFFERENT) | one_sided) & ~own)
+    outside = np.flatnonzero(rows["outside"].to_numpy() | unexplained(judged, recognised))
+    hidden = np.flatnonzero((state == DIFFERENT) & ~rows["outside"].to_numpy()) if policy.mode == "band" else nowhere
+    blocking = np.flatnonzero(rows["blocking"].to_numpy())
+    evidence = rows["evidence"].to_numpy()[
+        np.isin(state, (EQUAL, DIFFERENT)) & (rows["evidence"] != NOTHING).to_numpy()
+    ]
+    near = np.arange(max(line - _ROWS_BEFORE, 0), min(line + 1 + _ROWS_BEHIND, len(rows))) if cause else nowhere
+    phases = judged.baseline.calls["phase"]
+    return PartResult(
+        baseline=judged.baseline.part,
+        candidate=judged.candidate.part,
+        coverage=_coverage(state),
+        cause=cause,
+        standing=None if cause is None else standing_of(judged, line, cause.row.call),
+        collectives=collectives_of(judged),
+        first_outside=row_of(judged, int(outside[0])) if policy.mode == "band" and len(outside) else None,
+        hidden=_rows(judged, hidden[:limit]),
+        hidden_count=len(hidden),
+        around=_rows(judged, near),
+        symptoms=_rows(judged, symptoms[:limit]),
+        symptom_count=len(symptoms),
+        blocking=len(blocking),
+        unknown_before=int((blocking < line).sum()),
+        reasons=tuple(rows["reason"].iloc[blocking].value_counts().sort_index().items()),
+        evidence=int(evidence.min()) if len(evidence) else NOTHING,
+        bound=_bound(judged),
+        has_gradients=bool(phases.isin(["backward", "parameters_grad"]).any()),
+        notes=(*judged.baseline.notes, *judged.candidate.notes, *judged.notes, *notes_on(judged, recognised)),
+    )
+
+
+def _concluded(
+    baseline: Path,
+    candidate: Path,
+    policy: Policy,
+    parts: tuple[PartResult, ...],
+    one_sided: tuple[str, ...],
+    notes: tuple[str, ...],
+) -> Comparison:
+    """Draw the verdict from all parts: the earliest step decides, and what could not be looked at is never a pass."""
+    coverage = sum((part.coverage for part in parts), Coverage())
+    evidence = [part.evidence for part in parts if part.evidence != NOTHING]
+    cause = _earliest_cause(parts)
+    outside = next((part.first_outside for part in parts if part.first_outside is not None), None)
+    found = cause is not None if policy.mode == "bitwise" else outside is not None
+    unreadable = [part for part in parts if part.error is not None]
+    said = list(notes)
+    said += [f"{part.baseline.label}: {part.error}" for part in unreadable]
+    if one_sided:
+        said.append(f"compared only in part: {_listed(one_sided)}")
+    for reason, count in _blocking_reasons(parts):
+        said.append(f"{count} rows could not be judged: {reason}")
+    said += [note for part in parts for note in part.notes]
+    verdict = DIVERGED if found else NO_DIVERGENCE
+    first = next(part.at for part in parts if _finds(part, policy)) if found else None
+    if found and any(_stands_before(part, first, parts) for part in unreadable):
+        verdict = NOT_COMPARABLE
+        said.append("an earlier step could not be read, so the first cause may lie there")
+    if not found and (unreadable or one_sided or not coverage.compared or any(part.blocking for part in parts)):
+        verdict = NOT_COMPARABLE
+        if not coverage.compared:
+            said.append("no row was compared")
+    return Comparison(
+        verdict=verdict,
+        policy=policy,
+        baseline=baseline,
+        candidate=candidate,
+        parts=parts,
+        one_sided=one_sided,
+        evidence=min(evidence, default=NOTHING),
+        coverage=coverage,
+        cause=cause,
+        first_outside=outside,
+        notes=tuple(dict.fromkeys(said)),
+    )
+
+
+def _earliest_cause(parts: tuple[PartResult, ...]) -> Cause | None:
+    """The earliest step wins, among its ranks the order of collectives; `also` names what cannot be told apart."""
+    first = next((part.at for part in parts if part.cause is not None), None)
+    if first is None:
+        return None
+    here = {at: part for at, part in enumerate(parts) if part.at == first}
+    standings = {at: part.standing for at, part in here.items() if part.standing is not None}
+    winners = earliest(standings, {at: part.collectives for at, part in here.items()})
+    causes = [cause for at in winners if (cause := parts[at].cause) is not None]
+    return replace(causes[0], also=tuple(cause.row for cause in causes[1:]))
+
+
+def _finds(part: PartResult, policy: Policy) -> bool:
+    return (part.cause if policy.mode == "bitwise" else part.first_outside) is not None
+
+
+def _stands_before(part: PartResult, at: tuple[str, int] | None, parts: tuple[PartResult, ...]) -> bool:
+    order = list(dict.fromkeys(other.at for other in parts))
+    return at is not None and order.index(part.at) < order.index(at)
+
+
+def _blocking_reasons(parts: tuple[PartResult, ...]) -> list[tuple[str, int]]:
+    counts: dict[str, int] = {}
+    for part in parts:
+        for reason, count in part.reasons:
+            counts[reason] = counts.get(reason, 0) + count
+    return sorted(counts.items())
+
+
+def _listed(labels: Iterable[str], most: int = 4) -> str:
+    labels = list(labels)
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return "; ".join(labels[:most]) + more
+
+
+def _selected(run: Run, selection: Selection | None) -> Run:
+    if selection is None:
+        return run
+    parts = tuple(part for part in run.parts if selection.admits(part))
+    if not parts:
+        there = _listed(dict.fromkeys(part.label for part in run.parts))
+        raise UsageError(f"{run.path}: none of the steps and ranks asked for is in it", hint=f"it holds {there}")
+    return replace(run, parts=parts)
+
+
+def _by_place(parts: list[Part]) -> dict[tuple[str, int | None], dict[int | None, Part]]:
+    places: dict[tuple[str, int | None], dict[int | None, Part]] = {}
+    for part in parts:
+        ranks = places.setdefault((part.stage, part.step), {})
+        if part.rank in ranks:
+            raise UnreadableError(
+                f"{ranks[part.rank].folder} and {part.folder} are both {part.label}: two processes dumped it",
+                hint="name one of the two folders",
+            )
+        ranks[part.rank] = part
+    return places
+
+
+def _coverage(state: np.ndarray) -> Coverage:
+    count = {code: int((state == code).sum()) for code in range(6)}
+    return Coverage(
+        compared=count[EQUAL] + count[DIFFERENT],
+        equal=count[EQUAL],
+        different=count[DIFFERENT],
+        unknown=count[UNKNOWN],
+        uninitialised=count[EXCLUDED],
+        baseline_only=count[BASELINE_ONLY],
+        candidate_only=count[CANDIDATE_ONLY],
+    )
+
+
+def _bound(judged: Judged) -> Bound:
+    """Over rows that differ: the largest finite metrics. NaN and Inf are outside any band."""
+    import numpy as np
+
+    rows = judged.rows[judged.rows["state"] == DIFFERENT]
+    finite = [rows[name][np.isfinite(rows[name])] for name in ("max_abs", "max_rel", "max_ulp")]
+    return Bound(*(float(values.max()) if len(values) else None for values in finite))
+
+
+def _rows(judged: Judged, lines: np.ndarray) -> tuple[Row, ...]:
+    return tuple(row_of(judged, int(line)) for line in lines)

@@ -1,0 +1,104 @@
+"""Calls that one side made and that prove nothing: activation recomputation, and optimizer implementations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from precdiag.dump import Dump
+from precdiag.evidence import BASELINE_ONLY, CANDIDATE_ONLY
+from precdiag.rows import OUTPUT, STATISTICS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from precdiag.judge import Judged
+
+RECOMPUTED, OPTIMIZER = "recomputed", "optimizer"
+
+_MEANING = {
+    RECOMPUTED: "activation recomputation: no divergence by themselves",
+    OPTIMIZER: "inside an optimizer step: the next step's parameters decide there",
+}
+
+# Passing checkpoint.py alone is not enough: the first forward pass of a checkpointed block does so too.
+_RECOMPUTES = re.compile(r", in (?:recompute_fn|unpack_hook|backward)\b")
+_OPTIMIZES = re.compile(r"torch[/\\]optim[/\\]|, in (?:step|_single_tensor_\w+|_multi_tensor_\w+|clip_grad_norm_?)\b")
+
+
+def recognise(judged: Judged) -> dict[int, str]:
+    """Return the one-sided calls that are no divergence by themselves: line of Pairing.calls → why.
+
+    recomputed: its stack passes a backward frame or the recomputing ones of torch/utils/checkpoint.py; without a
+    stack: it stands among backward calls and repeats an earlier forward call with equal inputs. optimizer: it was made
+    inside an optimizer step or gradient clipping (construct.json, or its stack), where one implementation loops and
+    another does not; the
+    next step's parameters decide there.
+    """
+    calls = judged.pairing.calls
+    known: dict[int, str] = {}
+    for side, dump, other in (
+        ("baseline", judged.baseline, "candidate"),
+        ("candidate", judged.candidate, "baseline"),
+    ):
+        lines = calls.index[(calls[side] >= 0) & (calls[other] < 0)]
+        if not len(lines):
+            continue
+        repeats = _repeats(dump)
+        for line in lines.tolist():
+            why = _why(dump, int(calls[side].iat[line]), repeats)
+            if why is not None:
+                known[line] = why
+    return known
+
+
+def notes_on(judged: Judged, known: Mapping[int, str]) -> tuple[str, ...]:
+    """Say how many calls stand on one side only, and which of them are no divergence by themselves."""
+    calls = judged.pairing.calls
+    others = int((calls["how"] == "").sum()) - len(known)
+    notes = [f"{others} calls stand on one side only"] if others else []
+    for why, meaning in _MEANING.items():
+        if count := sum(word == why for word in known.values()):
+            notes.append(f"{count} one-sided calls are {meaning}")
+    return tuple(notes)
+
+
+def unexplained(judged: Judged, known: Mapping[int, str]) -> np.ndarray:
+    """Mark the lines of `judged.rows` that stand on one side only and are not recognised: bool of len(rows)."""
+    import numpy as np
+
+    state = judged.rows["state"].to_numpy()
+    one_sided = (state == BASELINE_ONLY) | (state == CANDIDATE_ONLY)
+    return one_sided & ~np.isin(judged.rows["call"].to_numpy(), list(known))
+
+
+def _why(dump: Dump, call: int, repeats: np.ndarray) -> str | None:
+    entry = dump.calls.iloc[call]
+    stack = dump.stack(entry["name"])
+    if entry["phase"] == "forward":
+        if entry["recompute"] or any(_RECOMPUTES.search(frame) for frame in stack):
+            return RECOMPUTED
+        if not stack and repeats[call]:
+            return RECOMPUTED
+    if entry["scope"] in ("optimizer", "clip_grad") or any(_OPTIMIZES.search(frame) for frame in stack):
+        return OPTIMIZER
+    return None
+
+
+def _repeats(dump: Dump) -> np.ndarray:
+    """Mark forward calls behind the first backward call that repeat an earlier one with equal inputs."""
+    import numpy as np
+    import pandas as pd
+
+    calls, rows = dump.calls, dump.rows
+    incoming = rows[rows["io"] != OUTPUT]
+    texts = incoming[["dtype", "shape", "checksum", "value"]].astype(object).fillna("")
+    hashed = pd.util.hash_pandas_object(pd.concat([texts, incoming[list(STATISTICS)]], axis=1), index=False)
+    inputs = hashed.groupby(incoming["call"].cat.codes.to_numpy()).agg(lambda group: hash(tuple(group)))
+    key = calls["kind"] + "." + calls["module"] + "." + calls["operation"]
+    seen = pd.DataFrame({"key": key, "inputs": inputs.reindex(range(len(calls)), fill_value=0)})
+    backward = (calls["phase"] == "backward").to_numpy()
+    behind = np.cumsum(backward) > 0
+    forward = (calls["phase"] == "forward").to_numpy()
+    return forward & behind & seen.where(pd.Series(forward)).duplicated().to_numpy()
