@@ -60,7 +60,8 @@ def start(
             raise UsageError("nothing says where to collect", hint="pass out=, or run under precdiag collect")
         steps, _ = parse_window(step)
         request = replace(Request(), steps=steps, level=level, task=task, summary=summary, step_at="manual")
-        write_session(Path(out), request, side=Path(out).name, identity=uuid4().hex)
+        identity = os.environ.get("TORCHELASTIC_RUN_ID") or uuid4().hex  # the same for every rank of one launch
+        write_session(Path(out), request, side=Path(out).name, identity=identity)
         folder = os.fspath(Path(out).absolute())
     _manual = _inject("_precdiag_manual").Manual(folder, model)
 

@@ -131,6 +131,6 @@ def check_path(folder: Path) -> None:
 
 def write_json(path: Path, data: object) -> None:
     """Write `data` by rename."""
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     part.replace(path)

@@ -77,6 +77,7 @@ class Recorder:
     @guarded
     def end(self, index):
         """Iteration `index` is over."""
+        self.receipt.data["iterations"] = index + 1
         if self._current is not None:
             self._close("complete")
         if index + 1 not in self._window:
