@@ -38,8 +38,9 @@ class Cause:
 def find_cause(judged: Judged, recognised: Mapping[int, str], *, gradients_were_equal: bool = False) -> Cause | None:
     """Name the first cause among the lines of one step and rank, None where nothing differs.
 
-    `recognised`: one-sided calls that are no divergence (onesided.recognise). `gradients_were_equal`: an earlier step was compared, nothing differed there, and gradients were among it; then a
-    parameter that differs is an update. Rows that are unknown are never a cause.
+    `recognised`: one-sided calls that are no divergence (onesided.recognise). `gradients_were_equal`: an earlier step
+    was compared, nothing differed there, and gradients were among it; then a parameter that differs is an update. Rows
+    that are unknown are never a cause.
     """
     one_sided = unexplained(judged, recognised)
     line = _first_line(judged, one_sided)

@@ -102,10 +102,16 @@ class PartResult:
     error: str | None = None
 
     @property
+    def place(self) -> Part:
+        """The part that speaks for both: the baseline's, with the candidate's step and rank where it names none."""
+        step = self.baseline.step if self.baseline.step is not None else self.candidate.step
+        rank = self.baseline.rank if self.baseline.rank is not None else self.candidate.rank
+        return replace(self.baseline, step=step, rank=rank)
+
+    @property
     def at(self) -> tuple[str, int]:
         """The stage and step, for telling which parts precede which."""
-        step = self.baseline.step if self.baseline.step is not None else self.candidate.step
-        return self.baseline.stage, -1 if step is None else step
+        return self.place.stage, -1 if self.place.step is None else self.place.step
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,10 @@ class Comparison:
     coverage: Coverage
     cause: Cause | None = None
     first_outside: Row | None = None
+    around: tuple[Row, ...] = ()
+    symptoms: tuple[Row, ...] = ()
+    symptom_count: int = 0
+    smallest_band: Bound = field(default_factory=Bound)
     notes: tuple[str, ...] = ()
 
     @property
@@ -150,7 +160,7 @@ def compare(
     for left, right in pairs:
         before = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == left.rank)
         results.append(compare_part(left, right, policy, limit, progress, gradients_were_equal=before))
-    return _concluded(baseline, candidate, policy, tuple(results), one_sided, notes)
+    return _concluded(baseline, candidate, policy, limit, tuple(results), one_sided, notes)
 
 
 def pair_parts(baseline: Run, candidate: Run) -> tuple[list[tuple[Part, Part]], tuple[str, ...], tuple[str, ...]]:
@@ -220,11 +230,11 @@ def _summary(
     one_sided = (state == BASELINE_ONLY) | (state == CANDIDATE_ONLY)
     line = len(rows) if cause is None else cause.row.order
     nowhere = np.array([], dtype=np.int64)
-    symptoms = nowhere
+    own = np.zeros(len(rows), dtype=bool)
     if cause is not None:
         whole_call = cause.row.slot is None
         own = (rows["call"] == rows["call"].iat[line]).to_numpy() if whole_call else np.arange(len(rows)) == line
-        symptoms = np.flatnonzero(((state == DIFFERENT) | one_sided) & ~own)
+    symptoms = np.flatnonzero(((state == DIFFERENT) | one_sided) & ~own) if cause is not None else nowhere
     outside = np.flatnonzero(rows["outside"].to_numpy() | unexplained(judged, recognised))
     hidden = np.flatnonzero((state == DIFFERENT) & ~rows["outside"].to_numpy()) if policy.mode == "band" else nowhere
     blocking = np.flatnonzero(rows["blocking"].to_numpy())
@@ -260,6 +270,7 @@ def _concluded(
     baseline: Path,
     candidate: Path,
     policy: Policy,
+    limit: int,
     parts: tuple[PartResult, ...],
     one_sided: tuple[str, ...],
     notes: tuple[str, ...],
@@ -278,6 +289,8 @@ def _concluded(
     for reason, count in _blocking_reasons(parts):
         said.append(f"{count} rows could not be judged: {reason}")
     said += [note for part in parts for note in part.notes]
+    losers = [part.cause for part in parts if part.cause is not None and (cause is None or part.cause.row != cause.row)]
+    symptoms = [row for part in parts for row in _in_order(part, None if part.cause not in losers else part.cause)]
     verdict = DIVERGED if found else NO_DIVERGENCE
     first = next(part.at for part in parts if _finds(part, policy)) if found else None
     if found and any(_stands_before(part, first, parts) for part in unreadable):
@@ -298,6 +311,10 @@ def _concluded(
         coverage=coverage,
         cause=cause,
         first_outside=outside,
+        around=next((part.around for part in parts if part.cause and cause and part.cause.row == cause.row), ()),
+        symptoms=tuple(symptoms[:limit]),
+        symptom_count=sum(part.symptom_count for part in parts) + len(losers),
+        smallest_band=_widest(part.bound for part in parts),
         notes=tuple(dict.fromkeys(said)),
     )
 
@@ -371,6 +388,17 @@ def _coverage(state: np.ndarray) -> Coverage:
         baseline_only=count[BASELINE_ONLY],
         candidate_only=count[CANDIDATE_ONLY],
     )
+
+
+def _in_order(part: PartResult, lost: Cause | None) -> list[Row]:
+    """Return a part's symptoms; its own cause is one of them where another part's is the first."""
+    rows = [*part.symptoms, *([] if lost is None else [lost.row])]
+    return sorted(rows, key=lambda row: row.order)
+
+
+def _widest(bounds: Iterable[Bound]) -> Bound:
+    columns = zip(*((bound.max_abs, bound.max_rel, bound.max_ulp) for bound in bounds), strict=True)
+    return Bound(*(max((value for value in column if value is not None), default=None) for column in columns))
 
 
 def _bound(judged: Judged) -> Bound:

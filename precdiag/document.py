@@ -1,0 +1,82 @@
+"""A comparison as a JSON document: the contract `precdiag.compare/1` of the README."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from precdiag.cause import Cause
+from precdiag.compare import Comparison, PartResult
+from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, XOR
+from precdiag.finding import Row
+
+EVIDENCE_NAMES = {NOTHING: None, XOR: "xor", STATISTICS: "statistics", CHECKSUM: "checksum", BYTES: "bytes"}
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Return the document of a comparison: plain values, NaN and Infinity as strings."""
+    parts = comparison.parts
+    band = None
+    if comparison.policy.mode == "band":
+        outside = comparison.first_outside
+        band = {
+            "first_outside": None if outside is None else row_document(outside),
+            "hidden": [row_document(row) for part in parts for row in part.hidden],
+        }
+    symptoms = [row_document(row) for row in comparison.symptoms]
+    document = {
+        "schema": "precdiag.compare/1",
+        "verdict": comparison.verdict,
+        "evidence": EVIDENCE_NAMES[comparison.evidence],
+        "policy": {"mode": comparison.policy.mode, **asdict(comparison.policy)},
+        "baseline": {"path": str(comparison.baseline), "used": [str(part.baseline.folder) for part in parts]},
+        "candidate": {"path": str(comparison.candidate), "used": [str(part.candidate.folder) for part in parts]},
+        "first_cause": None if comparison.cause is None else cause_document(comparison.cause),
+        "band": band,
+        "symptoms": {"count": comparison.symptom_count, "rows": symptoms},
+        "coverage": {**asdict(comparison.coverage), "by_rank": [_by_rank(part) for part in parts]},
+        "beyond_rounding": None,
+        "jumps": [],
+        "profile": [],
+        "smallest_band": asdict(comparison.smallest_band),
+        "replaced": [],
+        "notes": list(comparison.notes),
+    }
+    plain: dict[str, Any] = _plain(document)
+    return plain
+
+
+def cause_document(cause: Cause) -> dict[str, Any]:
+    """Return the document of a first cause."""
+    return {
+        **row_document(cause.row),
+        "module": cause.row.module,
+        "source": None if cause.source is None else asdict(cause.source),
+        "stack": list(cause.stack),
+        "why": cause.why,
+        "msprobe_result": None,
+        "also": [{"step": row.step, "rank": row.rank, "name": row.name} for row in cause.also],
+    }
+
+
+def row_document(row: Row) -> dict[str, Any]:
+    """Return the document of one row: first_cause's keys from step to phase, kind and metrics."""
+    keys = ("step", "rank", "stage", "order", "name", "call", "slot", "phase", "kind", "metrics")
+    return {key: getattr(row, key) for key in keys}
+
+
+def _by_rank(part: PartResult) -> dict[str, Any]:
+    place = {"stage": part.place.stage, "step": part.place.step, "rank": part.place.rank}
+    return place | asdict(part.coverage) | {"error": part.error}
+
+
+def _plain(value: Any) -> Any:
+    """Replace what JSON has no form for: non-finite floats and complex numbers become strings."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return str(value) if isinstance(value, complex) else value

@@ -1,0 +1,260 @@
+"""Draw results for a terminal, and print them: the only importer of rich."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from precdiag.cause import Cause
+from precdiag.compare import DIVERGED, NO_DIVERGENCE, Comparison, PartResult
+from precdiag.config import Given
+from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, XOR
+from precdiag.finding import Row
+
+# Work that takes less than this shows no progress bar.
+PATIENCE_SECONDS = 1.0
+# How many symptoms and hidden rows the table lists; the JSON lists --limit of them.
+ROWS_SHOWN = 5
+
+_HEADLINES = {DIVERGED: ("DIVERGED", "bold red"), NO_DIVERGENCE: ("NO DIVERGENCE", "bold green")}
+_STRENGTH = {
+    BYTES: "bytes: tensors compared element for element",
+    CHECKSUM: "checksum (CRC-32): equal checksums stand for equal bytes",
+    STATISTICS: "statistics: equal statistics are not proof; collect md5 or tensor to be sure",
+    XOR: "xor: blind to constants and to order; collect md5 or tensor to be sure",
+    NOTHING: "none: no tensor was compared",
+}
+
+
+def show(text: str) -> None:
+    """Write a result to stdout. A reader that stopped reading (`| head`) changes nothing about the exit status."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def json_text(document: dict[str, Any]) -> str:
+    """Return a document as indented JSON that any parser takes."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def config_text(rows: Iterable[Given]) -> str:
+    """Draw every setting with where it came from."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("key", "value", "from"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(row.key, "-" if row.value is None else str(row.value), row.origin)
+    return rendered(table)
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Draw a comparison: the first cause, the rows around it, what the band hides, symptoms, coverage, what next."""
+    blocks: list[RenderableType] = [_headline(comparison)]
+    if comparison.cause is not None:
+        blocks += [_fields("first cause", _cause_fields(comparison.cause))]
+        blocks += [_section("rows around it", _rows(comparison.around, marked=comparison.cause.row))]
+    if comparison.first_outside is not None:
+        blocks += [_fields("first outside the band: a symptom", _row_fields(comparison.first_outside))]
+    hidden = [row for part in comparison.parts for row in part.hidden]
+    if hidden:
+        title = f"hidden by the band: {sum(part.hidden_count for part in comparison.parts)} rows"
+        blocks += [_section(title, _rows(hidden[:ROWS_SHOWN]))]
+    if comparison.symptoms:
+        more = comparison.symptom_count
+        blocks += [_section(f"symptoms: {more} later rows differ", _rows(comparison.symptoms[:ROWS_SHOWN]))]
+    if len(comparison.parts) > 1:
+        blocks += [_section("steps and ranks", _parts(comparison.parts))]
+    blocks += [_section("what this rests on", _footing(comparison))]
+    return rendered(Group(*blocks))
+
+
+@contextlib.contextmanager
+def progress_on_stderr() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a callback (label, done, total) that draws a bar on stderr, on a terminal and after a second of work."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tensors"))
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    began = time.monotonic()
+    tasks: dict[str, Any] = {}
+
+    def update(label: str, done: int, total: int) -> None:
+        if time.monotonic() - began < PATIENCE_SECONDS:
+            return
+        if not tasks:
+            bar.start()
+        if label not in tasks:
+            tasks[label] = bar.add_task(label, total=total)
+        bar.update(tasks[label], completed=done)
+
+    try:
+        yield update
+    finally:
+        bar.stop()
+
+
+def rendered(content: RenderableType) -> str:
+    """Render for stdout: its width (80 where it is no terminal), coloured only on a terminal without NO_COLOR."""
+    terminal = sys.stdout.isatty()
+    target = io.StringIO()
+    console = Console(file=target, force_terminal=terminal, highlight=False, soft_wrap=False)
+    console.print(content)
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines()) + "\n"
+
+
+def _headline(comparison: Comparison) -> Text:
+    word, style = _HEADLINES.get(comparison.verdict, ("NOT COMPARABLE", "bold yellow"))
+    text = Text(word, style=style)
+    text.append(f"  {_policy(comparison)}", style="default")
+    for side, path in (("baseline", comparison.baseline), ("candidate", comparison.candidate)):
+        folders = [getattr(part, side).folder for part in comparison.parts]
+        used = str(folders[0]) if len(folders) == 1 else f"{path} ({len(folders)} step and rank folders)"
+        text.append(f"\n  {side:<10}{used}", style="dim")
+    return text
+
+
+def _policy(comparison: Comparison) -> str:
+    policy = comparison.policy
+    if policy.mode == "bitwise":
+        return "bitwise"
+    bounds = (("max abs", policy.max_abs), ("max rel", policy.max_rel), ("max ulp", policy.max_ulp))
+    said = [f"{name} <= {bound:g}" for name, bound in bounds if bound is not None]
+    said += [f"cosine >= {policy.cosine_min:g}"] if policy.cosine_min is not None else []
+    return "within the band " + ", ".join(said)
+
+
+def _cause_fields(cause: Cause) -> list[tuple[str, str]]:
+    row = cause.row
+    fields = [("row", row.name), ("kind", row.kind), ("where", _place(row)), ("why", cause.why)]
+    if row.module:
+        fields.insert(3, ("module", row.module))
+    if cause.source is not None:
+        fields.append(("source", f"{cause.source.file}:{cause.source.line}  {cause.source.code}"))
+    fields += _difference(row)
+    if cause.also:
+        fields.append(("also", "; ".join(f"rank {other.rank}: {other.name}" for other in cause.also)))
+    if cause.behind is not None:
+        fields.append(("behind it", f"{cause.behind.name} ({cause.behind.kind})"))
+    return [*fields, ("do", cause.next_step)]
+
+
+def _row_fields(row: Row) -> list[tuple[str, str]]:
+    return [("row", row.name), ("differs in", row.kind), ("where", _place(row)), *_difference(row)]
+
+
+def _place(row: Row) -> str:
+    parts = [f"stage {row.stage}"] if row.stage else []
+    parts += [f"step {row.step}"] if row.step is not None else []
+    parts += [f"rank {row.rank}"] if row.rank is not None else []
+    return ", ".join([*parts, f"row {row.order} in the order in which work began"])
+
+
+def _difference(row: Row) -> list[tuple[str, str]]:
+    metrics = row.metrics or {}
+    names = (("max abs", "max_abs"), ("max rel", "max_rel"), ("max ulp", "max_ulp"), ("cosine", "cosine"))
+    numbers = [f"{label} {metrics[key]:.6g}" for label, key in names if metrics.get(key) is not None]
+    if metrics.get("mismatched") is not None:
+        numbers.append(f"{metrics['mismatched']:,} of {metrics['elements']:,} elements")
+    fields = [("differs by", ", ".join(numbers))] if numbers else []
+    if metrics.get("baseline") is not None or metrics.get("candidate") is not None:
+        where = f" at {list(metrics['index'])}" if metrics.get("index") is not None else ""
+        fields.append(("values", f"{metrics['baseline']} → {metrics['candidate']}{where}"))
+    return fields
+
+
+def _fields(title: str, fields: Sequence[tuple[str, str]]) -> RenderableType:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True, min_width=10)
+    grid.add_column(overflow="fold")
+    for name, value in fields:
+        grid.add_row(f"  {name}", Text(value, style="bold" if name == "row" else ""))
+    return _section(title, grid)
+
+
+def _rows(rows: Sequence[Row], marked: Row | None = None) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table.add_column("")
+    table.add_column("row", overflow="fold", ratio=1)
+    for heading in ("what", "max abs", "max rel"):
+        table.add_column(heading, justify="left" if heading == "what" else "right", no_wrap=True)
+    for row in rows:
+        metrics = row.metrics or {}
+        own = marked is not None and (row.order, row.rank, row.step) == (marked.order, marked.rank, marked.step)
+        numbers = ["" if row.kind == "equal" else _number(metrics.get(key)) for key in ("max_abs", "max_rel")]
+        table.add_row("→" if own else "", row.name, row.kind, *numbers, style="bold" if own else "")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _parts(parts: Sequence[PartResult]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    for heading in ("step", "rank", "compared", "different", "unknown"):
+        table.add_column(heading, justify="right")
+    table.add_column("first difference", overflow="fold", ratio=1)
+    for part in parts:
+        place, coverage = part.place, part.coverage
+        first = part.error or (part.cause.row.name if part.cause else "equal")
+        step = f"{place.stage} {place.step}" if place.stage else _text(place.step)
+        counts = (coverage.compared, coverage.different, coverage.unknown)
+        table.add_row(step, _text(place.rank), *map(str, counts), first)
+    return table
+
+
+def _footing(comparison: Comparison) -> RenderableType:
+    coverage = comparison.coverage
+    counts = f"{coverage.compared:,} rows compared: {coverage.equal:,} equal, {coverage.different:,} different"
+    rest = (
+        (coverage.unknown, "unknown"),
+        (coverage.uninitialised, "uninitialised"),
+        (coverage.baseline_only, "only in the baseline"),
+        (coverage.candidate_only, "only in the candidate"),
+    )
+    counts += "".join(f"; {count:,} {what}" for count, what in rest if count)
+    fields = [("coverage", counts), ("evidence", _STRENGTH[comparison.evidence])]
+    fields += [("note", note) for note in comparison.notes]
+    fields += [("msprobe", "its Result is not shown: it decides nothing here")]
+    fields += [("next", step) for step in _next(comparison)]
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True, min_width=10)
+    grid.add_column(overflow="fold")
+    for name, value in fields:
+        grid.add_row(f"  {name}", value)
+    return grid
+
+
+def _next(comparison: Comparison) -> list[str]:
+    """Return the command to type next, given what was found and how strong the evidence is."""
+    both = f"{comparison.baseline} {comparison.candidate}"
+    if comparison.one_sided:
+        places = [part.place for part in comparison.parts]
+        steps = ",".join(dict.fromkeys(str(place.step) for place in places if place.step is not None))
+        return [f"precdiag compare {both} --step {steps}"] if steps else []
+    if comparison.cause is None or comparison.evidence >= BYTES:
+        return []
+    step = 0 if comparison.cause.row.step is None else comparison.cause.row.step
+    return [f"precdiag collect --task tensor --step {step} --list {comparison.cause.row.call} --out DIR …"]
+
+
+def _section(title: str, content: RenderableType) -> Group:
+    return Group(Text(""), Rule(Text(title, style="bold"), align="left", style="dim"), content)
+
+
+def _text(value: int | None) -> str:
+    return "-" if value is None else str(value)
