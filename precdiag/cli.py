@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -76,11 +76,11 @@ def compare(
 
     Exits 0 when nothing differs, 1 when something does, 2 when that cannot be told.
     """
-    from precdiag.compare import Selection
     from precdiag.compare import compare as run
     from precdiag.config import CompareSettings, load
     from precdiag.document import comparison_document
     from precdiag.judge import Policy
+    from precdiag.parts import Selection
     from precdiag.report import comparison_text, config_text, json_text, progress_on_stderr, show
 
     flags = {
@@ -112,6 +112,31 @@ def compare(
     raise typer.Exit(comparison.exit_code)
 
 
+@app.command()
+def demo(
+    task: Annotated[Literal["statistics", "tensor", "md5"], typer.Option(help="What to collect.")] = "statistics",
+    keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Leave the two dumps in this folder.")] = None,
+) -> None:
+    """Plant a fault, collect both sides under the real msprobe, and find it again.
+
+    Needs torch and mindstudio-probe (pip install 'precdiag[collect]'). Exits 0 when the planted fault is found.
+    """
+    import tempfile
+
+    from precdiag.compare import compare as run
+    from precdiag.demo import PLANTED, is_planted, run_demo_pair
+    from precdiag.judge import Policy
+    from precdiag.report import comparison_text, show
+
+    with tempfile.TemporaryDirectory(prefix="precdiag-demo-") as scratch:
+        _say(PLANTED)
+        comparison = run(*run_demo_pair(keep or Path(scratch), task), Policy())
+        show(comparison_text(comparison))
+    if not is_planted(comparison.cause):
+        raise PrecdiagError("the demo did not find the fault that it planted", hint="please report this")
+    _say("found: the weight of the second layer" + (f"; the dumps are in {keep}" if keep else ""))
+
+
 def main() -> NoReturn:
     """Run the command line; every error becomes one line on stderr and the status that its class carries."""
     signal.signal(signal.SIGINT, _interrupted)
@@ -141,6 +166,10 @@ def _two_sides(baseline: Path, candidate: Path | None) -> tuple[Path, Path]:
         f"{baseline}: one path alone must be a folder that holds baseline/ and candidate/",
         hint="precdiag compare BASELINE CANDIDATE",
     )
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)  # noqa: T201
 
 
 def _complain(message: str, hint: str | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from precdiag.align import pair
 from precdiag.cause import Cause, find_cause
 from precdiag.dump import read_dump
-from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UnreadableError, UsageError
+from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UnreadableError
 from precdiag.evidence import (
     BASELINE_ONLY,
     CANDIDATE_ONLY,
@@ -22,8 +22,9 @@ from precdiag.evidence import (
 )
 from precdiag.finding import Row, row_of
 from precdiag.judge import Judged, Policy, judge
-from precdiag.layout import Part, Run, open_run, part_order
+from precdiag.layout import Part, open_run
 from precdiag.onesided import notes_on, recognise, unexplained
+from precdiag.parts import Selection, listed, pair_parts, selected
 from precdiag.ranks import Collective, Standing, collectives_of, earliest, standing_of
 
 if TYPE_CHECKING:
@@ -34,21 +35,6 @@ DIVERGED, NO_DIVERGENCE, NOT_COMPARABLE = "diverged", "no-divergence", "not-comp
 _ROWS_BEFORE, _ROWS_BEHIND = 2, 3
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which steps, ranks and stages to look at; None means all."""
-
-    steps: tuple[int, ...] | None = None
-    ranks: tuple[int, ...] | None = None
-    stage: str | None = None
-
-    def admits(self, part: Part) -> bool:
-        """Tell whether a part is asked for. A stage is given whole or by its last name."""
-        in_stage = self.stage is None or self.stage in (part.stage, part.stage.rpartition("/")[2])
-        in_step = self.steps is None or part.step in self.steps
-        return in_stage and in_step and (self.ranks is None or (part.rank or 0) in self.ranks)
 
 
 @dataclass(frozen=True)
@@ -154,47 +140,13 @@ def compare(
     files are compared. Raises UnreadableError where a path holds no dump, UsageError where the selection or the band
     asks for what is not there.
     """
-    runs = _selected(open_run(baseline), selection), _selected(open_run(candidate), selection)
+    runs = selected(open_run(baseline), selection), selected(open_run(candidate), selection)
     pairs, one_sided, notes = pair_parts(*runs)
     results: list[PartResult] = []
     for left, right in pairs:
         before = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == left.rank)
         results.append(compare_part(left, right, policy, limit, progress, gradients_were_equal=before))
     return _concluded(baseline, candidate, policy, limit, tuple(results), one_sided, notes)
-
-
-def pair_parts(baseline: Run, candidate: Run) -> tuple[list[tuple[Part, Part]], tuple[str, ...], tuple[str, ...]]:
-    """Pair the parts of two runs by stage, step and rank: pairs in order, labels of what has no partner, notes.
-
-    A single process (`proc{PID}`, `rank`) pairs with the only other one of its step. Where each side is one step that
-    the user named, their numbers need not agree. Raises UnreadableError where two processes claim one place, or
-    nothing is in common.
-    """
-    notes: list[str] = []
-    left, right = list(baseline.parts), list(candidate.parts)
-    steps = {p.step for p in left}, {p.step for p in right}
-    if len(steps[0]) == len(steps[1]) == 1 and steps[0] != steps[1] and (baseline.one_step or candidate.one_step):
-        notes.append(f"{left[0].label} of the baseline is compared with {right[0].label} of the candidate, as named")
-        right = [Part(p.folder, left[0].stage if len(right) == 1 else p.stage, left[0].step, p.rank) for p in right]
-    elif len(left) == len(right) == 1 and left[0].step == right[0].step:
-        right = [Part(right[0].folder, left[0].stage, right[0].step, right[0].rank)]
-    places = _by_place(left), _by_place(right)
-    pairs: list[tuple[Part, Part]] = []
-    alone: list[str] = []
-    for place in dict.fromkeys((*places[0], *places[1])):
-        here, there = places[0].get(place, {}), places[1].get(place, {})
-        if len(here) == len(there) == 1:
-            pairs.append((*here.values(), *there.values()))  # type: ignore[arg-type]
-            continue
-        pairs += [(here[rank], there[rank]) for rank in here if rank in there]
-        alone += [f"{part.label} is only in the baseline" for rank, part in here.items() if rank not in there]
-        alone += [f"{part.label} is only in the candidate" for rank, part in there.items() if rank not in here]
-    if not pairs:
-        raise UnreadableError(
-            f"{baseline.path} and {candidate.path} have no step and rank in common: {'; '.join(alone[:6])}",
-            hint="name the two step folders to compare them all the same",
-        )
-    return sorted(pairs, key=lambda two: part_order(two[0])), tuple(alone), tuple(notes)
 
 
 def compare_part(
@@ -285,7 +237,7 @@ def _concluded(
     said = list(notes)
     said += [f"{part.baseline.label}: {part.error}" for part in unreadable]
     if one_sided:
-        said.append(f"compared only in part: {_listed(one_sided)}")
+        said.append(f"compared only in part: {listed(one_sided)}")
     for reason, count in _blocking_reasons(parts):
         said.append(f"{count} rows could not be judged: {reason}")
     said += [note for part in parts for note in part.notes]
@@ -346,35 +298,6 @@ def _blocking_reasons(parts: tuple[PartResult, ...]) -> list[tuple[str, int]]:
         for reason, count in part.reasons:
             counts[reason] = counts.get(reason, 0) + count
     return sorted(counts.items())
-
-
-def _listed(labels: Iterable[str], most: int = 4) -> str:
-    labels = list(labels)
-    more = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return "; ".join(labels[:most]) + more
-
-
-def _selected(run: Run, selection: Selection | None) -> Run:
-    if selection is None:
-        return run
-    parts = tuple(part for part in run.parts if selection.admits(part))
-    if not parts:
-        there = _listed(dict.fromkeys(part.label for part in run.parts))
-        raise UsageError(f"{run.path}: none of the steps and ranks asked for is in it", hint=f"it holds {there}")
-    return replace(run, parts=parts)
-
-
-def _by_place(parts: list[Part]) -> dict[tuple[str, int | None], dict[int | None, Part]]:
-    places: dict[tuple[str, int | None], dict[int | None, Part]] = {}
-    for part in parts:
-        ranks = places.setdefault((part.stage, part.step), {})
-        if part.rank in ranks:
-            raise UnreadableError(
-                f"{ranks[part.rank].folder} and {part.folder} are both {part.label}: two processes dumped it",
-                hint="name one of the two folders",
-            )
-        ranks[part.rank] = part
-    return places
 
 
 def _coverage(state: np.ndarray) -> Coverage:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from precdiag.cause import Cause
 from precdiag.collect import LOG, Side, SideCommand, collect
 from precdiag.errors import UnreadableError
 from precdiag.session import Request
@@ -15,6 +16,10 @@ SCRIPT = Path(__file__).with_name("demo_script.py")
 # The fault that the demo plants, and the width that keeps tensor files small.
 SCALE = 1.01
 WIDTH = {"statistics": 512, "md5": 512, "tensor": 64}
+
+PLANTED = f"planted: the candidate's second layer has its weight times {SCALE}; collecting both sides with msprobe"
+# The second layer's weight, as level L1 names it and as L0 and mix do.
+PLANTED_ROWS = ("Functional.linear.1.forward.input.1", "Module.1.Linear.forward.0.parameters.weight")
 
 DemoTask = Literal["statistics", "tensor", "md5"]
 
@@ -37,6 +42,11 @@ def run_demo_pair(folder: Path, task: DemoTask, *, force: bool = False) -> tuple
             )
     baseline, candidate = (side.proof.dump for side in collection.sides)
     return baseline, candidate
+
+
+def is_planted(cause: Cause | None) -> bool:
+    """Tell whether a first cause is the fault that the demo planted."""
+    return cause is not None and cause.row.kind == "parameter" and cause.row.name in PLANTED_ROWS
 
 
 def _command(task: DemoTask, scale: float) -> SideCommand:
