@@ -137,6 +137,110 @@ def demo(
     _say("found: the weight of the second layer" + (f"; the dumps are in {keep}" if keep else ""))
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def collect(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- CMD ARG…]", help="What the side given by --side runs.")
+    ] = None,
+    side: Annotated[
+        Literal["baseline", "candidate"], typer.Option(help="The side that CMD after -- belongs to.")
+    ] = "candidate",
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Where to collect. [default: precdiag-run]")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar='"CMD"', help="The trusted side's command.")] = None,
+    candidate: Annotated[str | None, typer.Option(metavar='"CMD"', help="The other side's command.")] = None,
+    step: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Steps, as in 0,5-7, or iter:30001 by the log. [default: 0]")
+    ] = None,
+    rank: Ranks = None,
+    level: Annotated[str | None, typer.Option(metavar="L0|L1|mix", help="[default: L1]")] = None,
+    task: Annotated[str | None, typer.Option(metavar="statistics|tensor", help="[default: statistics]")] = None,
+    summary: Annotated[str | None, typer.Option(metavar="statistics|md5|xor", help="[default: statistics]")] = None,
+    scope: Annotated[str | None, typer.Option(metavar="NAME,NAME", help="From this call to that one.")] = None,
+    list_: Annotated[str | None, typer.Option("--list", metavar="NAMES", help="Only these calls.")] = None,
+    step_at: Annotated[
+        str | None, typer.Option(metavar="auto|optimizer|call|manual", help="What ends a step. [default: auto]")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="PATH", help="Only this submodule at L0 and mix.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed Python, NumPy and torch before the script does.")] = None,
+    deterministic: Annotated[bool, typer.Option(help="Set the deterministic switches, and say which.")] = False,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="End a side after this long.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Stop collecting once a dump is larger.")] = None,
+    parallel: Annotated[bool, typer.Option(help="Run both sides at once.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Do not echo the commands' output; it is in log.txt.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace a collection that is there.")] = False,
+    check_determinism: Annotated[bool, typer.Option(help="Run the first side twice and compare.")] = False,
+    check_observer: Annotated[bool, typer.Option(help="Run the first side without the hook too.")] = False,
+    output_format: Format = None,
+    config: ConfigFile = None,
+    show_config: ShowConfig = False,
+) -> None:
+    """Run each side with the hook injected and prove what it left; nobody edits the script.
+
+    Exits 0 only when every side ran and every step of every rank is there; with a side's own status if it failed;
+    125 when it exited 0 but the evidence is not whole; 126 or 127 when it could not be run.
+    """
+    from precdiag.collect import collect as run
+    from precdiag.collect import document, side_commands
+    from precdiag.config import CollectSettings, load
+    from precdiag.report import config_text, json_text, show
+    from precdiag.report_collect import collection_text
+    from precdiag.session import request_of
+
+    flags = {
+        "out": out,
+        "baseline": baseline,
+        "candidate": candidate,
+        "step": step,
+        "rank": rank,
+        "level": level,
+        "task": task,
+        "summary": summary,
+        "scope": scope,
+        "list": list_,
+        "step_at": step_at,
+        "model": model,
+        "seed": seed,
+        "deterministic": deterministic or None,
+        "timeout": timeout,
+        "max_bytes": max_bytes,
+        "parallel": parallel or None,
+        "quiet": quiet or None,
+        "format": output_format,
+    }
+    loaded = load(CollectSettings, flags, config_file=config, environ=os.environ, cwd=Path.cwd())
+    if show_config:
+        show(config_text(loaded.rows))
+        return
+    settings = loaded.settings
+    collection = run(
+        Path(settings.out),
+        request_of(settings),
+        side_commands(settings, side, command or []),
+        force=force,
+        parallel=settings.parallel,
+        quiet=settings.quiet,
+        timeout=settings.timeout,
+        check_determinism=check_determinism,
+        check_observer=check_observer,
+    )
+    show(json_text(document(collection)) if settings.format == "json" else collection_text(collection))
+    raise typer.Exit(collection.status)
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="Where a collection would go.")] = Path(),
+) -> None:
+    """Check torch, torch_npu, CANN, msprobe, the disk and the path. Exits 1 when one of them fails."""
+    from precdiag.doctor import examine
+    from precdiag.report import show
+    from precdiag.report_collect import doctor_text
+
+    checks = examine(folder)
+    show(doctor_text(checks))
+    raise typer.Exit(int(any(check.state == "fail" for check in checks)))
+
+
 def main() -> NoReturn:
     """Run the command line; every error becomes one line on stderr and the status that its class carries."""
     signal.signal(signal.SIGINT, _interrupted)

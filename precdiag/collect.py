@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
+from precdiag.config import CollectSettings
 from precdiag.environment import (
     DETERMINISTIC_TORCH,
     DETERMINISTIC_VARIABLES,
@@ -23,15 +24,13 @@ from precdiag.environment import (
     switch_table,
 )
 from precdiag.errors import PrecdiagError, UsageError
-from precdiag.launch import Command, Ended, check_command, run_all
+from precdiag.launch import Command, Ended, check_command, run_all, split_command
 from precdiag.receipts import Proof, progress_lines, prove
 from precdiag.session import (
-    DUMP,
     SETTINGS,
     Request,
     check_path,
     hook_environment,
-    parse_window,
     write_json,
     write_session,
 )
@@ -130,17 +129,34 @@ def collect(
     if check_observer and results and results[0].verified:
         findings.append(_without_hook(runner, folder, results[0]))
     collection = _collection(folder, request, results, tuple(findings))
-    write_json(folder / COLLECTION, as_json(collection, identity))
+    write_json(folder / COLLECTION, document(collection))
     return collection
 
 
-def as_json(collection: Collection, identity: str) -> dict[str, Any]:
+def side_commands(settings: CollectSettings, side: Side, words: Sequence[str]) -> dict[Side, SideCommand]:
+    """Return what each side is to run: `words` for `side` alone if there are any, else what the settings say.
+
+    Raises UsageError where nothing says what to run.
+    """
+    commands: dict[Side, SideCommand] = {}
+    for name in SIDES:
+        section = getattr(settings, name)
+        given = tuple(words) if words and name == side else split_command(section.command or "")
+        if given and (name == side or not words):
+            commands[name] = SideCommand(given, Path(section.cwd or ".").absolute(), section.env)
+    if not commands:
+        raise UsageError(
+            "nothing to run", hint='precdiag collect --baseline "CMD" --candidate "CMD", or --side SIDE -- CMD ARG…'
+        )
+    return commands
+
+
+def document(collection: Collection) -> dict[str, Any]:
     """Build collection.json; a side collected earlier into the same folder keeps its entry."""
     earlier = _read_collection(collection.folder).get("sides", {})
     sides = {**earlier, **{side.side: _side_json(side) for side in collection.sides}}
     return {
         "schema": SCHEMA,
-        "session": identity,
         "verified": bool(sides) and all(side["verified"] for side in sides.values()),
         "request": asdict(collection.request),
         "sides": sides,
@@ -369,5 +385,3 @@ def _same_tensors(ours: Path, theirs: Path, name: str) -> bool:
 
 def _same_bytes(one: Path, two: Path) -> bool:
     return two.is_file() and one.read_bytes() == two.read_bytes()
-
-

@@ -57,12 +57,23 @@ def _integers(given: object) -> tuple[int, ...]:
         raise ValueError(str(error)) from error
 
 
+def _window(given: object) -> str:
+    """Accept steps as above, or `iter:` and the log's own numbers; return them as one text."""
+    text = ",".join(str(item) for item in given) if isinstance(given, list | tuple) else str(given)
+    try:
+        parse_integers(text.removeprefix("iter:"))
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
 def _texts(given: object) -> object:
     """Split the text of a variable or a flag at its commas; YAML has lists of its own."""
     return [item.strip() for item in given.split(",")] if isinstance(given, str) else given
 
 
 Integers = Annotated[tuple[int, ...], BeforeValidator(_integers)]
+Window = Annotated[str, BeforeValidator(_window)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 Text = Annotated[str, Field(min_length=1)]
 Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -96,10 +107,43 @@ class CompareSettings(Section):
     limit: Annotated[int, Field(ge=1)] = 1000  # DESIGN: symptoms listed in the JSON
 
 
+class SideSettings(Section):
+    """Hold what one side of `precdiag collect` runs; env stands on top of the environment, and only here."""
+
+    command: Text | None = None
+    cwd: Text | None = None
+    env: dict[str, str] = {}
+
+
+class CollectSettings(Section):
+    """Hold what `precdiag collect` can be told."""
+
+    out: Text = "precdiag-run"
+    baseline: SideSettings = SideSettings()
+    candidate: SideSettings = SideSettings()
+    step: Window = "0"
+    rank: Integers = ()
+    level: Literal["L0", "L1", "mix"] = "L1"
+    task: Literal["statistics", "tensor"] = "statistics"
+    summary: Literal["statistics", "md5", "xor"] = "statistics"
+    scope: Texts = ()
+    list: Texts = ()
+    step_at: Literal["auto", "optimizer", "call", "manual"] = "auto"
+    model: Text | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
+    deterministic: bool = False
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_bytes: Annotated[int, Field(gt=0)] | None = None
+    parallel: bool = False
+    quiet: bool = False
+    format: Literal["table", "json"] = "table"
+
+
 class Settings(Section):
     """Hold every section of precdiag.yaml."""
 
     compare: CompareSettings = CompareSettings()
+    collect: CollectSettings = CollectSettings()
 
 
 S = TypeVar("S", bound=Section)

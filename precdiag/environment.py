@@ -111,7 +111,11 @@ def differences(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> li
         *_started_from(baseline, candidate),
         *_plain(baseline, candidate),
         *_mapping("version", baseline, candidate, "versions", numbers=True),
-        *(Difference("switch", r.name, r.baseline, r.candidate, True) for r in switch_table(baseline, candidate) if r.differs),
+        *(
+            Difference("switch", r.name, r.baseline, r.candidate, True)
+            for r in switch_table(baseline, candidate)
+            if r.differs
+        ),
         *_packages(baseline, candidate),
         *(
             each
@@ -175,7 +179,9 @@ def _packages(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iter
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        run = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False, timeout=30)
+        run = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False, timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return run.stdout.strip() if run.returncode == 0 else None

@@ -63,7 +63,7 @@ def start(
         identity = os.environ.get("TORCHELASTIC_RUN_ID") or uuid4().hex  # the same for every rank of one launch
         write_session(Path(out), request, side=Path(out).name, identity=identity)
         folder = os.fspath(Path(out).absolute())
-    _manual = _inject("_precdiag_manual").Manual(folder, model)
+    _manual = injected("_precdiag_manual").Manual(folder, model)
 
 
 @contextmanager
@@ -82,13 +82,7 @@ def step() -> None:
     _started().step()
 
 
-def _started() -> Any:
-    if _manual is None:
-        raise UsageError("hook.start() has not been called in this process")
-    return _manual
-
-
-def _inject(name: str) -> Any:
+def injected(name: str) -> Any:
     """Import one of the injected modules; under `precdiag collect` they are loaded already, and stay the same."""
     if name in sys.modules:
         return sys.modules[name]
@@ -97,3 +91,9 @@ def _inject(name: str) -> Any:
         return importlib.import_module(name)
     finally:
         sys.path.remove(os.fspath(INJECT))
+
+
+def _started() -> Any:
+    if _manual is None:
+        raise UsageError("hook.start() has not been called in this process")
+    return _manual

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from precdiag.session import DUMP, RECEIPTS, SETTINGS
+from precdiag.session import DUMP, INJECT, RECEIPTS, SETTINGS
 
 State = Literal["complete", "unfinished", "empty", "missing"]
 Receipt = Mapping[str, Any]
@@ -246,7 +246,7 @@ def _reason(
     if steps and all(step.state == "complete" for step in steps) and not _conflict(receipts):
         return None, None
     if not receipts:
-        return NOT_STARTED, f"pass on PRECDIAG_SESSION={folder.absolute()} and the hook's folder first on PYTHONPATH"
+        return NOT_STARTED, f"pass on PRECDIAG_SESSION={folder.absolute()} and PYTHONPATH={INJECT}"
     problem = next((r["problem"] for r in receipts if r.get("problem")), None)
     if problem is not None:
         return problem, "install it for that interpreter; precdiag doctor checks this one"
@@ -290,7 +290,10 @@ def _incomplete(steps: tuple[Step, ...], takers: list[Receipt]) -> tuple[str, st
         seen = max((r.get("iterations", 0) for r in takers), default=0)
         evaluations = sum(r["evaluations"] for r in takers)
         also = f" and {evaluations} evaluation passes" if evaluations else ""
-        return f"attached but no step reached: {where} was asked for, the run had {seen} iterations{also}", "check --step"
+        return (
+            f"attached but no step reached: {where} was asked for, the run had {seen} iterations{also}",
+            "check --step",
+        )
     return f"{where} is {first.state}: {first.why}", None
 
 

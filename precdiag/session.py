@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from precdiag.config import parse_integers
+from precdiag.config import CollectSettings, parse_integers
 from precdiag.errors import UsageError
 
 # msprobe's FileChecker (core/common/const.py, FILE_VALID_PATTERN) refuses every other path.
@@ -60,6 +60,26 @@ def parse_window(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if text.startswith("iter:"):
         return (), parse_integers(text.removeprefix("iter:"))
     return parse_integers(text), ()
+
+
+def request_of(settings: CollectSettings) -> Request:
+    """Return what precdiag.yaml, the variables and the flags ask for."""
+    steps, iterations = parse_window(settings.step)
+    return Request(
+        steps=steps,
+        iterations=iterations,
+        ranks=settings.rank,
+        level=settings.level,
+        task=settings.task,
+        summary=settings.summary,
+        scope=settings.scope,
+        list=settings.list,
+        step_at=settings.step_at,
+        model=settings.model,
+        seed=settings.seed,
+        deterministic=settings.deterministic,
+        max_bytes=settings.max_bytes,
+    )
 
 
 def msprobe_config(request: Request, dump: Path) -> dict[str, Any]:

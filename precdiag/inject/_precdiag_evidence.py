@@ -91,7 +91,7 @@ def at_step_start(model, args, kwargs, first):
     if first:
         models = model if isinstance(model, list) else [] if model is None else [model]
         found["parameters"] = {
-            "{}{}".format("{}.".format(place) if len(models) > 1 else "", name): _checksum(torch, tensor)
+            "{}{}".format(f"{place}." if len(models) > 1 else "", name): _checksum(torch, tensor)
             for place, each in enumerate(models)
             for name, tensor in sorted(each.state_dict(keep_vars=True).items())
             if isinstance(tensor, torch.Tensor)
@@ -131,7 +131,7 @@ def device_of(torch):
         backend = getattr(torch, kind, None)
         try:
             if backend is not None and backend.is_available():
-                return "{}: {}".format(kind, backend.get_device_name())
+                return f"{kind}: {backend.get_device_name()}"
         except (RuntimeError, AssertionError):
             continue
     return "cpu"
@@ -228,11 +228,11 @@ def _checksum(torch, tensor):
             plain = local.detach().contiguous().cpu().reshape(-1)
             return _crc(plain.view(torch.uint8).numpy())
     except Exception as error:
-        return "unknown: {}".format(type(error).__name__)
+        return f"unknown: {type(error).__name__}"
 
 
 def _crc(data):
-    return "{:08x}".format(zlib.crc32(data))
+    return f"{zlib.crc32(data):08x}"
 
 
 def _first_version(paths):

@@ -102,7 +102,9 @@ class ImportWatch:
         """Return the others' spec with the callback behind it, or None for every module not waited for."""
         if name not in self.callbacks:
             return None
-        spec = next(filter(None, (_ask(finder, name, path, target) for finder in sys.meta_path if finder is not self)), None)
+        spec = next(
+            filter(None, (_ask(finder, name, path, target) for finder in sys.meta_path if finder is not self)), None
+        )
         if spec is not None and spec.loader is not None:
             self._follow(spec.loader)
         return spec
@@ -115,7 +117,7 @@ class ImportWatch:
         try:
             callback(module)
         except Exception as error:
-            _precdiag_session.say("{} could not be watched: {}: {}".format(module.__name__, type(error).__name__, error))
+            _precdiag_session.say(f"{module.__name__} could not be watched: {type(error).__name__}: {error}")
 
     def _follow(self, loader):
         execute = loader.exec_module
@@ -152,4 +154,4 @@ def _after_fork():
         if foreign is not None:
             _watch.recorder.stand_back(foreign)
     except Exception as error:
-        _precdiag_session.say("the hook did not survive a fork: {}: {}".format(type(error).__name__, error))
+        _precdiag_session.say(f"the hook did not survive a fork: {type(error).__name__}: {error}")

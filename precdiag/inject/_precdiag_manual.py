@@ -3,7 +3,6 @@
 import os
 
 import _precdiag_hook
-import _precdiag_record
 
 
 class Manual:

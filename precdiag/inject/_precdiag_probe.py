@@ -62,7 +62,7 @@ class Probe:
             self.pause()
             self.debugger.step()
             folder = dump_folder(self.debugger)
-            if folder and "step{}".format(index) in folder.split(os.sep):
+            if folder and f"step{index}" in folder.split(os.sep):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def calls(self):
@@ -111,13 +111,13 @@ def package_problem():
 
     spec = importlib.util.find_spec("msprobe")
     if spec is None:
-        return "msprobe is not installed for {}: {}".format(sys.executable, INSTALL_LINE)
+        return f"msprobe is not installed for {sys.executable}: {INSTALL_LINE}"
     for folder in spec.submodule_search_locations or []:
         if os.path.isdir(os.path.join(folder, "pytorch")):
             return None
     return (
-        "the installed `msprobe` ({}) is PyPI's network scanner, not MindStudio Probe: pip uninstall msprobe, "
-        "then {}".format(spec.origin, INSTALL_LINE)
+        f"the installed `msprobe` ({spec.origin}) is PyPI's network scanner, not MindStudio Probe: "
+        f"pip uninstall msprobe, then {INSTALL_LINE}"
     )
 
 
@@ -151,7 +151,7 @@ def build(session, steps):
     service = getattr(debugger, "service", None)
     if not all(hasattr(service, name) for name in ("loop", "data_collector", "hooked_modules")):
         raise RuntimeError(
-            "msprobe {} has another interface than the versions known here (1.2 to 26.2)".format(package_version())
+            f"msprobe {package_version()} has another interface than the versions known here (1.2 to 26.2)"
         )
     return debugger
 

@@ -116,7 +116,7 @@ class Recorder:
     def unseen(self, index):
         """An optimizer stepped although no module with its parameters was called."""
         if index in self._window:
-            self.receipt.note("step {} was not seen: no module holding an optimizer's parameters ran".format(index))
+            self.receipt.note(f"step {index} was not seen: no module holding an optimizer's parameters ran")
             self.receipt.write()
 
     def retire(self):
@@ -129,8 +129,8 @@ class Recorder:
         """Say what broke, keep it, and leave the training alone."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         self.receipt.data["state"] = "failed"
-        self.receipt.data["error"] = "{}: {}".format(type(error).__name__, error)
-        self.receipt.data["error_at"] = "{}:{}".format(where.filename, where.lineno)
+        self.receipt.data["error"] = f"{type(error).__name__}: {error}"
+        self.receipt.data["error_at"] = f"{where.filename}:{where.lineno}"
         self.receipt.note("collection stopped: {}".format(self.receipt.data["error"]))
         self.receipt.write()
         try:
@@ -187,7 +187,15 @@ class Recorder:
             found = [self._inside(root) for root in roots]
             self._model = found[0] if len(found) == 1 else found
             self.receipt.data["model"] = ", ".join(type(each).__name__ for each in found)
+            self._note_what_is_hidden(found)
         return self._model
+
+    def _note_what_is_hidden(self, models):
+        kinds = {type(module).__name__ for model in models for module in model.modules()}
+        if "OptimizedModule" in kinds:
+            self.receipt.note("the model is compiled: calls inside compiled code are recorded only where it breaks")
+        if "FullyShardedDataParallel" in kinds:
+            self.receipt.note("the model is sharded (FSDP): msprobe records each rank's own part of a parameter")
 
     def _inside(self, root):
         path = self.session.model
@@ -196,7 +204,7 @@ class Recorder:
         try:
             return root.get_submodule(path)
         except AttributeError:
-            raise RuntimeError("--model {}: {} has no such submodule".format(path, type(root).__name__)) from None
+            raise RuntimeError(f"--model {path}: {type(root).__name__} has no such submodule") from None
 
     def _note_step(self, state, calls, seconds):
         self.receipt.step(self._current, state=state, calls=calls, seconds=seconds)
@@ -208,7 +216,7 @@ class Recorder:
         self._current = None
         limit = self.session.max_bytes
         if limit is not None and _precdiag_probe.folder_bytes(self.session.dump) > limit:
-            self.receipt.note("the dump has grown over --max-bytes {}: nothing more is collected".format(limit))
+            self.receipt.note(f"the dump has grown over --max-bytes {limit}: nothing more is collected")
             self.receipt.write()
             self.retire()
 

@@ -74,7 +74,7 @@ class Receipt:
         try:
             write_json(self.path, self.data)
         except OSError as error:
-            self.note("the receipt could not be written: {}".format(error))
+            self.note(f"the receipt could not be written: {error}")
 
     def note(self, text):
         """Keep a line for the report, once, and say it on stderr."""
@@ -101,7 +101,7 @@ def load(folder):
 
 def write_json(path, data):
     """Write by rename, so that a reader, or a kill, never meets half a file."""
-    part = "{}.{}.part".format(path, os.getpid())
+    part = f"{path}.{os.getpid()}.part"
     with open(part, "w", encoding="utf-8") as file:
         json.dump(data, file, indent=1)
     os.replace(part, path)
@@ -110,7 +110,7 @@ def write_json(path, data):
 def say(text):
     """One line on stderr: stdout belongs to the training."""
     try:
-        sys.stderr.write("precdiag: {}\n".format(text))
+        sys.stderr.write(f"precdiag: {text}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass  # stderr may be closed, or None in an embedded interpreter

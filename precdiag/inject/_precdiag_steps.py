@@ -28,6 +28,7 @@ class Steps:
         self.stepping = 0
         self.backward_ran = False
         self.evaluating = False
+        self.beside = 0
         self.lenient = False
         self.trained = False
         self.optimizers = Optimizers()
@@ -43,42 +44,55 @@ class Steps:
         return not self.evaluating and (self.phase != OPEN or self._learns_who_takes_part())
 
     def enter(self, module, args, kwargs):
-        """Before an outermost call. True where leave() must follow it."""
+        """Before an awaited call. Returns what must be called after it, or None."""
         if self._by_call():
             self._end_iteration()
             self._begin(module, args, kwargs)
-            return True
+            return self._call_ended
         if not self._owns(module):
-            if self.phase != OPEN:
-                self.recorder.beside(module)
-            return False
+            return self._enter_beside(module)
         if self.phase == OPEN:
             self.called[id(module)] = module
-            return False
+            return None
         if self._is_evaluation(module):
             self.evaluating = True
             self.recorder.evaluation()
-            return True
+            return self._evaluation_ended
+        self._enter_model(module, args, kwargs)
+        return None
+
+    def _enter_beside(self, module):
+        """A module without an optimizer's parameters: what it calls may be the model all the same."""
+        if self.phase == OPEN:
+            return None
+        if not self.beside:
+            self.recorder.beside(module)
+        self.beside += 1
+        return self._beside_ended
+
+    def _enter_model(self, module, args, kwargs):
         self.called[id(module)] = module
         self.trained = self.trained or module.training
         if self.phase == PAUSED and not self._is_over():
             self.phase = OPEN
             self.recorder.resume()
-            return False
+            return
         self._end_iteration()
         self.called = {id(module): module}
         self._begin(module, args, kwargs)
-        return False
 
-    def leave(self):
-        """After an outermost call for which enter() returned True."""
-        if self.evaluating:
-            self.evaluating = False
-        elif self.phase == OPEN:
+    def _call_ended(self):
+        if self.phase == OPEN:
             self._pause()
 
+    def _evaluation_ended(self):
+        self.evaluating = False
+
+    def _beside_ended(self):
+        self.beside -= 1
+
     def before_backward(self):
-        """Go on with a paused iteration: a second loss on the same graph, or a backward of a model without optimizer."""
+        """Go on with a paused iteration: a second loss on one graph, or a model without optimizer."""
         if self.phase == PAUSED:
             self.recorder.resume()
 

@@ -49,14 +49,15 @@ def _wrap_calls(torch, steps):
     def __call__(self, *args, **kwargs):  # noqa: N807
         if not steps.awaits_call() or _in_data_worker(torch):
             return original(self, *args, **kwargs)
-        if not steps.enter(self, args, kwargs):
+        ended = steps.enter(self, args, kwargs)
+        if ended is None:
             if not steps.awaits_call():
                 _disarm()
             return original(self, *args, **kwargs)
         try:
             return original(self, *args, **kwargs)
         finally:
-            steps.leave()
+            ended()
 
     # A frame whose source cannot be found is left out of msprobe's stacks: they stay as without the wrapper.
     __call__.__code__ = __call__.__code__.replace(co_filename=HIDDEN_FRAME)

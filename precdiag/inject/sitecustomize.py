@@ -16,7 +16,7 @@ def _start_hook():
 
         _precdiag_hook.install()
     except BaseException as error:
-        sys.stderr.write("precdiag: the hook did not start: {}: {}\n".format(type(error).__name__, error))
+        sys.stderr.write(f"precdiag: the hook did not start: {type(error).__name__}: {error}\n")
 
 
 def _run_shadowed():
