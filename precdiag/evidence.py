@@ -169,7 +169,7 @@ def _exclude_uninitialised(pairs: Pairs) -> list[str]:
     left, right = uninitialised(pairs.baseline), uninitialised(pairs.candidate)
     if not (left.any() or right.any()):
         return []
-    exact = (pairs.aspects & ~VALUE) != 0
+    exact = (pairs.aspects | VALUE) != VALUE
     handed_on = undefined_contents(pairs.baseline, left)[pairs.b] & undefined_contents(pairs.candidate, right)[pairs.c]
     unsettled = (pairs.state == DIFFERENT) | (pairs.state == UNKNOWN)
     excluded = (left[pairs.b] | right[pairs.c] | (handed_on & unsettled)) & ~exact
