@@ -10,7 +10,7 @@ from precdiag.checksum import dialect
 from precdiag.dump import Dump
 from precdiag.rows import CHECKSUM_CRC, CHECKSUM_NONE, CHECKSUM_XOR
 from precdiag.statistic import StatisticDeltas, compare_statistics, element_counts
-from precdiag.tensors import TensorPair, compare_files
+from precdiag.tensors import TensorPair, compare_files, require_torch
 from precdiag.uninitialised import undefined_contents, uninitialised
 
 if TYPE_CHECKING:
@@ -72,7 +72,10 @@ class Pairs:
 
 
 def judge_pairs(pairs: Pairs, progress: Callable[[int, int], None]) -> tuple[str, ...]:
-    """Fill the verdict columns; return notes. `progress(done, total)` is called as tensor files are compared."""
+    """Fill the verdict columns; return notes. `progress(done, total)` is called as tensor files are compared.
+
+    Raises PrecdiagError where there are tensor files and no torch to read them.
+    """
     import numpy as np
 
     notes = _judge_exactly(pairs)
@@ -114,6 +117,8 @@ def _judge_bytes(pairs: Pairs, files: np.ndarray, progress: Callable[[int, int],
     import numpy as np
 
     chosen = np.flatnonzero(files).tolist()
+    if chosen:
+        require_torch()
     for done, at in enumerate(chosen, 1):
         left = pairs.baseline.tensor_path(int(pairs.b[at]))
         right = pairs.candidate.tensor_path(int(pairs.c[at]))
