@@ -1,5 +1,6 @@
 """Drive msprobe's PrecisionDebugger: build it, open, pause and close a step, take its hooks out again."""
 
+import importlib
 import os
 import shutil
 import sys
@@ -204,8 +205,11 @@ def _synchronous_checksums():
         "msprobe.core.dump.data_dump.data_processor.pytorch_processor",
         "msprobe.core.data_dump.data_processor.pytorch_processor",
     ):
-        module = sys.modules.get(name)
-        if module is not None and hasattr(module, "ThreadPoolExecutor"):
+        try:
+            module = importlib.import_module(name)  # msprobe itself imports it only while PrecisionDebugger is built
+        except ImportError:
+            continue
+        if hasattr(module, "ThreadPoolExecutor"):
             module.ThreadPoolExecutor = _SynchronousExecutor
 
 
