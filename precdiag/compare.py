@@ -240,7 +240,7 @@ def _concluded(
         said.append(f"compared only in part: {listed(one_sided)}")
     for reason, count in _blocking_reasons(parts):
         said.append(f"{count} rows could not be judged: {reason}")
-    said += [note for part in parts for note in part.notes]
+    said += _merged(note for part in parts for note in part.notes)
     losers = [part.cause for part in parts if part.cause is not None and (cause is None or part.cause.row != cause.row)]
     symptoms = [row for part in parts for row in _in_order(part, None if part.cause not in losers else part.cause)]
     verdict = DIVERGED if found else NO_DIVERGENCE
@@ -281,6 +281,18 @@ def _earliest_cause(parts: tuple[PartResult, ...]) -> Cause | None:
     winners = earliest(standings, {at: part.collectives for at, part in here.items()})
     causes = [cause for at in winners if (cause := parts[at].cause) is not None]
     return replace(causes[0], also=tuple(cause.row for cause in causes[1:]))
+
+
+def _merged(notes: Iterable[str]) -> list[str]:
+    """Add up notes of several parts that differ only in the number they begin with."""
+    counts: dict[str, int] = {}
+    for note in notes:
+        number, _, rest = note.partition(" ")
+        if number.isdecimal():
+            counts[rest] = counts.get(rest, 0) + int(number)
+        else:
+            counts[note] = 0
+    return [f"{count} {note}" if count else note for note, count in counts.items()]
 
 
 def _finds(part: PartResult, policy: Policy) -> bool:

@@ -20,6 +20,11 @@ VIEWS = frozenset(
     {"view", "reshape", "t", "transpose", "permute", "expand", "squeeze", "unsqueeze", "narrow", "chunk", "split"}
     | {"__getitem__", "select", "flatten", "detach", "unbind", "view_as", "contiguous", "to", "requires_grad_"}
 )
+# In-place operations that write their target without reading it. msprobe 26.x does not hook the allocators, so what the
+# target held before is known to be someone's work only where a dumped call gave it out or took it in.
+OVERWRITERS = frozenset(
+    {"__setitem__", "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
+)
 # Where torch.distributed writes: positional slots and keywords of the receiving argument.
 RECEIVERS: dict[str, tuple[str, ...]] = {
     "all_gather": ("input.0", "input.tensor_list"),
@@ -40,8 +45,8 @@ RECEIVERS: dict[str, tuple[str, ...]] = {
 def uninitialised(dump: Dump) -> np.ndarray:
     """Mark rows whose content is undefined: bool of len(rows).
 
-    Outputs of allocating functions, an `out=` argument and a collective's output buffer before the call. Tensors
-    without elements hold nothing undefined.
+    Outputs of allocating functions, an `out=` argument and a collective's output buffer before the call; the target of
+    an overwriting call where no dumped call had that value before. Tensors without elements hold nothing undefined.
     """
     import numpy as np
 
@@ -62,6 +67,11 @@ def uninitialised(dump: Dump) -> np.ndarray:
         here = collective & (operation == name)
         if here.any():
             marked |= here[call] & receives[slot]
+    overwrites = np.isin(operation, list(OVERWRITERS)) & forward
+    target = np.array([name == "input.0" for name in slots], dtype=bool)
+    overwritten = overwrites[call] & target[slot]
+    if overwritten.any():
+        marked |= overwritten & _first_seen(dump)
     return np.asarray(marked & rows["tensor"].to_numpy() & (element_counts(rows["shape"]) != 0))
 
 
@@ -91,6 +101,14 @@ def undefined_contents(dump: Dump, marked: np.ndarray) -> np.ndarray:
             return spread
         spread |= passed_on
         undefined |= set(prints[passed_on].tolist()) - {0}
+
+
+def _first_seen(dump: Dump) -> np.ndarray:
+    """Mark rows whose value stands in no row before them, in the order in which work began."""
+    import pandas as pd
+
+    prints = pd.Series(fingerprints(dump), index=dump.rows["order"].to_numpy()).sort_index()
+    return ~prints.duplicated().reindex(dump.rows["order"]).to_numpy()
 
 
 def _below(slot: str, place: str) -> bool:
