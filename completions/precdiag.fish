@@ -1,0 +1,1 @@
+complete --command precdiag --no-files --arguments "(env _PRECDIAG_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) precdiag)" --condition "env _PRECDIAG_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) precdiag"
