@@ -50,6 +50,9 @@ class Metrics:
     float64, 1.0 when all values are equal (also all zero), 0.0 when one norm is zero."""
     euclidean: float
     """‖c - b‖₂"""
+    relative_norm: float
+    """‖c - b‖₂ / ‖b‖₂ over the elements that are finite on both sides; inf where an element is non-finite on one side
+    only, or ‖b‖ is zero and ‖c - b‖ is not; 0.0 when all values are equal."""
     max_ulp: float | int
     """Steps from one representable number to the next between c and b; for integers and bool |c - b|. Of two dtypes
     the coarser float counts, to which both sides are rounded first (float64 for uint64 against signed integers)."""
@@ -98,6 +101,7 @@ class Totals:
             max_rel=self.max_rel,
             cosine=self._cosine(),
             euclidean=math.inf if outside else math.sqrt(self.products[3]),
+            relative_norm=math.inf if outside else self._relative_norm(),
             max_ulp=math.inf if outside else self.max_ulp,
             mismatched=self.mismatched,
             elements=self.elements,
@@ -115,6 +119,12 @@ class Totals:
         if bb == 0 or cc == 0:
             return 0.0
         return float(np.clip(bc / (math.sqrt(bb) * math.sqrt(cc)), -1.0, 1.0))
+
+    def _relative_norm(self) -> float:
+        norm, error = math.sqrt(self.products[0]), math.sqrt(self.products[3])
+        if error == 0:
+            return 0.0
+        return math.inf if norm == 0 or not math.isfinite(norm) else error / norm
 
     def _add_integers(self, x: Tensor, y: Tensor) -> None:
         distance = _distance(_integer_keys(x), _integer_keys(y))

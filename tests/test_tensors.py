@@ -134,6 +134,7 @@ def check_sums(metrics, baseline: list[float], candidate: list[float], errors: l
     if max(bb, cc) == INF or 0 < min(bb, cc) < 1e-290 or bb == 0 or cc == 0:
         return  # the ends of float64 have tests of their own
     assert metrics.euclidean == pytest.approx(math.sqrt(sum(float(error) ** 2 for error in errors)), rel=1e-12)
+    assert metrics.relative_norm == pytest.approx(metrics.euclidean / math.sqrt(bb), rel=1e-12)
     dot = sum(b * c for b, c in zip(baseline, candidate, strict=True))
     assert -1 <= metrics.cosine <= 1
     assert metrics.cosine == pytest.approx(dot / math.sqrt(bb) / math.sqrt(cc), abs=1e-12)
@@ -215,6 +216,7 @@ def test_a_nonfinite_element_that_differs_is_outside_everything(compare, baselin
     metrics = found.metrics
     assert (found.state, found.nonfinite) == ("different", "differs")
     assert (metrics.max_abs, metrics.max_rel, metrics.max_ulp, metrics.euclidean) == (INF, INF, INF, INF)
+    assert metrics.relative_norm == INF
     assert math.isnan(metrics.cosine)
     assert not math.isfinite(baseline[metrics.index[0]] - candidate[metrics.index[0]])
 
@@ -367,10 +369,16 @@ def test_the_chunk_size_changes_nothing(compare, name, layout):
     whole = compare(reshaped(baseline).contiguous(), reshaped(candidate).contiguous())
     for chunk in (1, 2, 7, 100, 744):
         part = compare(reshaped(baseline), reshaped(candidate).contiguous(), chunk_elements=chunk)
-        for key in ("cosine", "euclidean"):
+        sums = ("cosine", "euclidean", "relative_norm")
+        for key in sums:
             assert getattr(part.metrics, key) == pytest.approx(getattr(whole.metrics, key), rel=1e-12)
-        metrics = dataclasses.replace(part.metrics, cosine=whole.metrics.cosine, euclidean=whole.metrics.euclidean)
+        metrics = dataclasses.replace(part.metrics, **{key: getattr(whole.metrics, key) for key in sums})
         assert dataclasses.replace(part, metrics=metrics) == whole
+
+
+def test_the_relative_norm_against_a_baseline_of_zeros_is_infinite(compare):
+    assert compare(torch.zeros(3), torch.tensor([0.0, 1.0, 0.0])).metrics.relative_norm == INF
+    assert compare(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])).metrics.relative_norm == 0.1
 
 
 def test_sliced_expanded_conjugated_and_differentiable_tensors_are_read_by_value(compare):
