@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from precdiag.align import pair
 from precdiag.cause import Cause, find_cause
+from precdiag.communication import Communication
 from precdiag.dump import read_dump
 from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UnreadableError
 from precdiag.evidence import (
@@ -25,7 +26,7 @@ from precdiag.judge import Judged, Policy, judge
 from precdiag.layout import Part, open_run
 from precdiag.onesided import notes_on, recognise, unexplained
 from precdiag.parts import Selection, listed, pair_parts, selected
-from precdiag.ranks import Collective, Standing, collectives_of, earliest, standing_of
+from precdiag.ranks import communications_in, earliest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,8 +71,7 @@ class PartResult:
     candidate: Part
     coverage: Coverage = field(default_factory=Coverage)
     cause: Cause | None = None
-    standing: Standing | None = None
-    collectives: tuple[Collective, ...] = ()
+    communications: tuple[Communication, ...] = ()
     first_outside: Row | None = None
     hidden: tuple[Row, ...] = ()
     hidden_count: int = 0
@@ -200,8 +200,7 @@ def _summary(
         candidate=judged.candidate.part,
         coverage=_coverage(state),
         cause=cause,
-        standing=None if cause is None else standing_of(judged, line, cause.row.call),
-        collectives=collectives_of(judged),
+        communications=communications_in(judged),
         first_outside=row_of(judged, int(outside[0])) if policy.mode == "band" and len(outside) else None,
         hidden=_rows(judged, hidden[:limit]),
         hidden_count=len(hidden),
@@ -272,13 +271,13 @@ def _concluded(
 
 
 def _earliest_cause(parts: tuple[PartResult, ...]) -> Cause | None:
-    """The earliest step wins, among its ranks the order of collectives; `also` names what cannot be told apart."""
+    """The earliest step wins, among its ranks the order of communication; `also` names what cannot be told apart."""
     first = next((part.at for part in parts if part.cause is not None), None)
     if first is None:
         return None
     here = {at: part for at, part in enumerate(parts) if part.at == first}
-    standings = {at: part.standing for at, part in here.items() if part.standing is not None}
-    winners = earliest(standings, {at: part.collectives for at, part in here.items()})
+    lines = {at: part.cause.row.order for at, part in here.items() if part.cause is not None}
+    winners = earliest(lines, {at: part.communications for at, part in here.items()})
     causes = [cause for at in winners if (cause := parts[at].cause) is not None]
     return replace(causes[0], also=tuple(cause.row for cause in causes[1:]))
 

@@ -1,110 +1,122 @@
-"""Order first differences across ranks through the collectives that bind them."""
+"""Order first differences across ranks through the communication that binds them."""
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from precdiag.evidence import DIFFERENT
+from precdiag.communication import Communication, communications_of, members_of
 from precdiag.judge import Judged
-from precdiag.rows import INPUT, OUTPUT
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-WORLD = "world"
+# A channel and the number within it: what the same collective, or the two ends of one message, have in common.
+_Meeting = tuple[str, tuple[int, int] | None, str, int]
+_NEVER = math.inf
 
 
-@dataclass(frozen=True)
-class Collective:
-    """One Distributed call of one rank: its group, its number within the group, where it stands, what differs."""
+def earliest(
+    differences: Mapping[int, int], communications: Mapping[int, tuple[Communication, ...]]
+) -> tuple[int, ...]:
+    """Return the keys of the first differences that no other precedes; several where that cannot be told.
 
-    group: str
-    number: int
-    call: str
-    first_line: int
-    last_line: int
-    input_differs: bool
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A rank's first difference (line and call), and its collectives in order."""
-
-    line: int
-    call: str
-    is_output: bool
-    collectives: tuple[Collective, ...]
-
-    def before(self) -> dict[str, int]:
-        """Count, per group, the collectives that had finished before the first difference."""
-        counts: dict[str, int] = {}
-        for collective in self.collectives:
-            counts.setdefault(collective.group, 0)
-            counts[collective.group] += collective.last_line < self.line
-        return counts
-
-
-def collectives_of(judged: Judged) -> tuple[Collective, ...]:
-    """Return the Distributed forward calls of one rank in the order in which they began."""
-    dump, side = judged.baseline, "baseline"
-    distributed = ((dump.calls["kind"] == "Distributed") & (dump.calls["phase"] == "forward")).to_numpy()
-    if not distributed.any():
-        return ()
-    lines = judged.rows[judged.rows[side] >= 0]
-    position = dump.rows["call"].cat.codes.to_numpy()[lines[side].to_numpy()]
-    lines = lines.assign(position=position, io=dump.rows["io"].to_numpy()[lines[side].to_numpy()])
-    found: list[Collective] = []
-    numbers: dict[str, int] = {}
-    for at, group_lines in lines[distributed[position]].groupby("position", sort=False):
-        group = _group_of(dump.rows.iloc[group_lines[side]])
-        numbers[group] = numbers.get(group, -1) + 1
-        differs = ((group_lines["io"] == INPUT) & (group_lines["state"] == DIFFERENT)).any()
-        first, last = int(group_lines.index[0]), int(group_lines.index[-1])
-        name = str(dump.calls["name"].iat[int(at)])
-        found.append(Collective(group, numbers[group], name, first, last, bool(differs)))
-    return tuple(found)
-
-
-def standing_of(judged: Judged, line: int, call: str) -> Standing:
-    """Describe where a rank's first difference stands among its collectives."""
-    b = int(judged.rows["baseline"].iat[line])
-    is_output = b >= 0 and int(judged.baseline.rows["io"].iat[b]) == OUTPUT
-    return Standing(line, call, is_output, collectives_of(judged))
-
-
-def earliest(standings: Mapping[int, Standing], others: Mapping[int, tuple[Collective, ...]]) -> tuple[int, ...]:
-    """Return the keys of the first differences that no other is known to precede; several where none can be told.
-
-    `standings`: the ranks that differ; `others`: the collectives of all ranks, by the same keys. A difference before
-    a group's n-th collective precedes one behind it. One in the output of a collective is inherited when a matching
-    input of another member differs.
+    `differences`: the line of each differing rank's first difference; `communications`: those of all ranks, by the same
+    keys. One difference precedes another where it can have reached it (Lamport's happened-before): the rank gave to a
+    collective or a message after it, another took from that, and so on, before it differed itself. Two that precede
+    each other (a receive that was posted early) are not told apart.
     """
-    own = {key: standing for key, standing in standings.items() if not _inherited(key, standing, others)} or standings
-    before = {key: standing.before() for key, standing in own.items()}
-    first = [key for key in own if not any(_precedes(before[other], before[key]) for other in own if other != key)]
-    return tuple(first or own)
+    before = preceding(differences, communications)
+    return tuple(key for key in differences if all(key in before[other] for other in before[key]))
 
 
-def _inherited(key: int, standing: Standing, others: Mapping[int, tuple[Collective, ...]]) -> bool:
-    here = next((c for c in standing.collectives if c.call == standing.call), None)
-    if here is None or not standing.is_output:
-        return False
-    return any(
-        there.input_differs
-        for other, collectives in others.items()
-        if other != key
-        for there in collectives
-        if (there.group, there.number) == (here.group, here.number)
-    )
+def communications_in(judged: Judged) -> tuple[Communication, ...]:
+    """Return the baseline's communication, placed by the lines of a comparison."""
+    import numpy as np
+
+    at = judged.rows["baseline"].to_numpy()
+    line = np.empty(len(judged.baseline.rows), dtype=np.int64)
+    line[at[at >= 0]] = np.flatnonzero(at >= 0)
+    return communications_of(judged.baseline, line)
 
 
-def _precedes(left: Mapping[str, int], right: Mapping[str, int]) -> bool:
-    shared = left.keys() & right.keys()
-    return all(left[group] <= right[group] for group in shared) and any(left[group] < right[group] for group in shared)
+def preceding(
+    differences: Mapping[int, int], communications: Mapping[int, tuple[Communication, ...]]
+) -> dict[int, set[int]]:
+    """Return, for each differing rank, the others whose first difference precedes its own."""
+    meetings = _meetings(communications)
+    members: dict[_Meeting, list[int]] = {}
+    for key, met in meetings.items():
+        for meeting, _ in met:
+            members.setdefault(meeting, []).append(key)
+    bit = {key: 1 << at for at, key in enumerate(differences)}
+    brought: dict[_Meeting, int] = {}
+    reached = dict.fromkeys(differences, 0)
+    waiting = dict.fromkeys(communications)  # ranks to walk, in order: again whenever something new is brought to them
+    while waiting:
+        key = next(iter(waiting))
+        del waiting[key]
+        line = differences.get(key, _NEVER)
+        reached[key], new = _walk(meetings[key], line, bit.get(key, 0), brought)
+        waiting.update(dict.fromkeys(other for meeting in new for other in members[meeting] if other != key))
+    return {key: {other for other in differences if other != key and reached[key] & bit[other]} for key in differences}
 
 
-def _group_of(rows: pd.DataFrame) -> str:
-    groups = rows.loc[rows["type"] == "torch.ProcessGroup", "value"]
-    return str(groups.iat[0]) if len(groups) else WORLD
+def _walk(
+    meetings: list[tuple[_Meeting, Communication]], line: float, own: int, brought: dict[_Meeting, int]
+) -> tuple[int, list[_Meeting]]:
+    """Walk one rank's communications: bring to each what can be in the rank's work, and take what others brought.
+
+    Differences are bits, `own` the rank's own, which exists from `line` on. Returns those that had reached the rank by
+    then, and the meetings to which it brought new ones.
+    """
+    carried = reached = 0
+    new = []
+    for meeting, communication in meetings:
+        there = brought.get(meeting, 0)
+        if communication.gives is not None:
+            given = carried | (own if line <= communication.gives else 0)
+            if given & ~there:
+                brought[meeting] = there | given
+                new.append(meeting)
+        if communication.takes is not None:
+            carried |= there
+            if communication.takes <= line:
+                reached = carried
+    return reached, new
+
+
+def _meetings(
+    communications: Mapping[int, tuple[Communication, ...]],
+) -> dict[int, list[tuple[_Meeting, Communication]]]:
+    """Number each rank's communications within their channels, groups being told by the ranks in them."""
+    names = _group_names(communications)
+    meetings: dict[int, list[tuple[_Meeting, Communication]]] = {}
+    for key, of_rank in communications.items():
+        counts: dict[tuple[str, tuple[int, int] | None, str], int] = {}
+        met = meetings[key] = []
+        for communication in of_rank:
+            channel = (
+                names.get(communication.group, communication.group),
+                communication.peers,
+                communication.tag,
+            )
+            counts[channel] = counts.get(channel, -1) + 1
+            met.append(((*channel, counts[channel]), communication))
+    return meetings
+
+
+def _group_names(communications: Mapping[int, tuple[Communication, ...]]) -> dict[str, str]:
+    """Map every way to write a group, default group and hash included, to one.
+
+    msprobe's hash of a group is the CRC-32 of the text of its ranks. All ranks that are known of are the default group:
+    two groups of the same ranks run their collectives in the same order, so taking them for one loses nothing.
+    """
+    groups = {communication.group for of_rank in communications.values() for communication in of_rank}
+    ranks = {communication.rank for of_rank in communications.values() for communication in of_rank}
+    world = str(sorted(ranks.union(*map(members_of, groups))))
+    names = {"": world}
+    for group in {world, *groups}:
+        if members := members_of(group):
+            sorted_text = str(sorted(members))
+            names[group] = sorted_text
+            names[f"#{zlib.crc32(group.encode()):08x}"] = sorted_text
+    return names

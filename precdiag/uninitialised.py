@@ -45,8 +45,9 @@ RECEIVERS: dict[str, tuple[str, ...]] = {
 def uninitialised(dump: Dump) -> np.ndarray:
     """Mark rows whose content is undefined: bool of len(rows).
 
-    Outputs of allocating functions, an `out=` argument and a collective's output buffer before the call; the target of
-    an overwriting call where no dumped call had that value before. Tensors without elements hold nothing undefined.
+    Outputs of allocating functions, an `out=` argument and a collective's output buffer before the call, a receive's
+    before the wait; the target of an overwriting call where no dumped call had that value before. Tensors without
+    elements hold nothing undefined.
     """
     import numpy as np
 
@@ -67,6 +68,9 @@ def uninitialised(dump: Dump) -> np.ndarray:
         here = collective & (operation == name)
         if here.any():
             marked |= here[call] & receives[slot]
+    batched = collective & (operation == "batch_isend_irecv")
+    if batched.any():
+        marked |= _awaited(dump, batched[call])
     overwrites = np.isin(operation, list(OVERWRITERS)) & forward
     target = np.array([name == "input.0" for name in slots], dtype=bool)
     overwritten = overwrites[call] & target[slot]
@@ -101,6 +105,21 @@ def undefined_contents(dump: Dump, marked: np.ndarray) -> np.ndarray:
             return spread
         spread |= passed_on
         undefined |= set(prints[passed_on].tolist()) - {0}
+
+
+def _awaited(dump: Dump, within: np.ndarray) -> np.ndarray:
+    """Mark the buffers of batch_isend_irecv's receives: it returns before they are filled, so its outputs are none.
+
+    `within`: the rows of such calls, bool of len(rows).
+    """
+    import numpy as np
+
+    rows = dump.rows[within]
+    place = rows["call"].astype(str) + "." + rows["slot"].astype(str)
+    receives = place[(rows["value"] == "irecv") & place.str.endswith(".op")].str.removesuffix(".op")
+    marked = np.zeros(len(within), dtype=bool)
+    marked[within] = place.isin(receives + ".tensor")
+    return marked
 
 
 def _first_seen(dump: Dump) -> np.ndarray:
