@@ -146,7 +146,7 @@ def compare(
     for left, right in pairs:
         before = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == left.rank)
         results.append(compare_part(left, right, policy, limit, progress, gradients_were_equal=before))
-    return _concluded(baseline, candidate, policy, limit, tuple(results), one_sided, notes)
+    return conclude(baseline, candidate, policy, limit, tuple(results), one_sided, notes)
 
 
 def compare_part(
@@ -167,6 +167,11 @@ def compare_part(
         return PartResult(baseline, candidate, error=str(error))
     label = baseline.label
     judged = judge(left, right, pair(left, right), policy, lambda done, total: progress(label, done, total))
+    return conclude_part(judged, policy, limit, gradients_were_equal)
+
+
+def conclude_part(judged: Judged, policy: Policy, limit: int, gradients_were_equal: bool) -> PartResult:
+    """Name the first cause of one judged pair of parts, and keep what the report needs of it."""
     recognised = recognise(judged)
     cause = find_cause(judged, recognised, gradients_were_equal=gradients_were_equal)
     return _summary(judged, recognised, cause, policy, limit)
@@ -217,7 +222,7 @@ def _summary(
     )
 
 
-def _concluded(
+def conclude(
     baseline: Path,
     candidate: Path,
     policy: Policy,

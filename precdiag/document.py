@@ -8,10 +8,17 @@ from typing import Any
 
 from precdiag.cause import Cause
 from precdiag.compare import Comparison, PartResult
-from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, XOR
+from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
 
-EVIDENCE_NAMES = {NOTHING: None, XOR: "xor", STATISTICS: "statistics", CHECKSUM: "checksum", BYTES: "bytes"}
+EVIDENCE_NAMES = {
+    NOTHING: None,
+    TABLE: "table",
+    XOR: "xor",
+    STATISTICS: "statistics",
+    CHECKSUM: "checksum",
+    BYTES: "bytes",
+}
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 EQUAL, DIFFERENT, UNKNOWN, EXCLUDED, BASELINE_ONLY, CANDIDATE_ONLY = range(6)
-# What a verdict rests on, in order of strength. NOTHING: an argument or an empty tensor, compared exactly.
-NOTHING, XOR, STATISTICS, CHECKSUM, BYTES = range(5)
+# What a verdict rests on, in order of strength. NOTHING: an argument or an empty tensor, compared exactly. TABLE: what
+# msprobe printed of a comparison of its own.
+NOTHING, TABLE, XOR, STATISTICS, CHECKSUM, BYTES = range(6)
 # Aspects in which a pair differs: bits.
 SHAPE, DTYPE, ARGUMENT, VALUE, GRAD = 1, 2, 4, 8, 16
 

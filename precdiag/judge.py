@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,26 +85,43 @@ def judge(
 
     Raises UsageError where the band asks for what the evidence cannot give.
     """
+    pairs = pairs_of(baseline, candidate, pairing)
+    notes = judge_pairs(pairs, progress)
+    _require_evidence(pairs, policy)
+    return settle(pairs, pairing, policy, _metrics(pairs), notes)
+
+
+def pairs_of(baseline: Dump, candidate: Dump, pairing: Pairing) -> Pairs:
+    """Return the two-sided lines of a pairing, in its order, for judgement."""
+    b, c = pairing.rows["baseline"].to_numpy(), pairing.rows["candidate"].to_numpy()
+    both = (b >= 0) & (c >= 0)
+    return Pairs(baseline, candidate, b[both], c[both])
+
+
+def settle(
+    pairs: Pairs, pairing: Pairing, policy: Policy, metrics: Mapping[str, np.ndarray], notes: tuple[str, ...]
+) -> Judged:
+    """Lay the verdicts of judged pairs (`pairs_of` the pairing) and their metrics on its lines, under a policy.
+
+    `metrics`: max_abs, max_rel, cosine, max_ulp, each float64 over the pairs, NaN where not known.
+    """
     import numpy as np
 
     rows = pairing.rows.copy()
     lines = np.flatnonzero(((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy())
-    pairs = Pairs(baseline, candidate, rows["baseline"].to_numpy()[lines], rows["candidate"].to_numpy()[lines])
-    notes = judge_pairs(pairs, progress)
     one_sided = np.where(rows["candidate"] < 0, BASELINE_ONLY, CANDIDATE_ONLY).astype(np.int8)
-    _require_evidence(pairs, policy)
     rows["state"] = _scattered(one_sided, lines, pairs.state)
     rows["aspects"] = _scattered(np.zeros(len(rows), np.uint8), lines, pairs.aspects)
     rows["evidence"] = _scattered(np.full(len(rows), NOTHING, np.int8), lines, pairs.evidence)
     rows["reason"] = _scattered(np.full(len(rows), None, object), lines, pairs.reason)
     rows["nonfinite"] = _scattered(np.zeros(len(rows), np.uint8), lines, pairs.deltas.nonfinite)
-    for name, values in _metrics(pairs).items():
+    for name, values in metrics.items():
         rows[name] = _scattered(np.full(len(rows), np.nan), lines, values)
     rows["outside"] = _outside(rows, policy)
     rounded = (rows["reason"] == ROUNDING_REASON) if policy.mode == "band" else False
     rows["blocking"] = (rows["state"] == UNKNOWN) & ~rounded
     tensors = {int(lines[at]): found for at, found in pairs.tensors.items() if found.state == "different"}
-    return Judged(baseline, candidate, pairing, rows, tensors, notes)
+    return Judged(pairs.baseline, pairs.candidate, pairing, rows, tensors, notes)
 
 
 def _require_evidence(pairs: Pairs, policy: Policy) -> None:

@@ -20,7 +20,7 @@ from rich.text import Text
 from precdiag.cause import Cause
 from precdiag.compare import DIVERGED, NO_DIVERGENCE, Comparison, PartResult
 from precdiag.config import Given
-from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, XOR
+from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
 
 # Work that takes less than this shows no progress bar.
@@ -33,6 +33,7 @@ _STRENGTH = {
     BYTES: "bytes: tensors compared element for element",
     CHECKSUM: "checksum (CRC-32): equal checksums stand for equal bytes",
     STATISTICS: "statistics: equal statistics are not proof; collect md5 or tensor to be sure",
+    TABLE: "table: what msprobe printed, to 12 decimals; compare the dumps themselves to be sure",
     XOR: "xor: blind to constants and to order; collect md5 or tensor to be sure",
     NOTHING: "none: no tensor was compared",
 }
