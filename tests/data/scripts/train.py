@@ -191,6 +191,65 @@ def in_place(steps):
         optimizer.zero_grad()
 
 
+def nested(steps):
+    model = nn.Sequential(small(), small())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(batch()).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def tokens(steps):
+    """Integer inputs; TEST_TOKEN changes one of them."""
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.tensor([1, 2, int(os.environ.get("TEST_TOKEN", 3))])).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def forked(steps):
+    """A launcher that has trained, and forks the process that trains on."""
+    plain(steps)
+    child = os.fork()
+    if child == 0:
+        plain(steps)
+        sys.exit(0)
+    os.waitpid(child, 0)
+
+
+def observed(steps):
+    """A script that notices the hook: its losses differ under it."""
+    print("loss: 0.5" if "PRECDIAG_SESSION" in os.environ else "loss: 0.25")
+    plain(steps)
+
+
+def seedless(steps):
+    """Never seeds: see main()."""
+    plain(steps)
+
+
+def by_hand(steps):
+    """precdiag.hook: the script says itself where a step is."""
+    from precdiag import hook
+
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook.start(model, out=os.environ.get("TEST_OUT"), step="0-2", level="mix")
+    for _ in range(steps):
+        with hook.capture():
+            model(batch()).pow(2).sum().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        hook.step()
+    try:
+        hook.start(model, out="elsewhere")
+    except Exception as error:
+        print("refused:", error)
+
+
 def raises(steps):
     def fail(step, loss):
         if step == 1:
@@ -231,10 +290,10 @@ def nothing_called(steps):
 
 
 def own_debugger(steps):
-    """The script brings its own PrecisionDebugger; PRECDIAG_TEST_CONFIG names its config."""
+    """The script brings its own PrecisionDebugger; TEST_CONFIG names its config."""
     from msprobe.pytorch import PrecisionDebugger
 
-    debugger = PrecisionDebugger(config_path=os.environ["PRECDIAG_TEST_CONFIG"])
+    debugger = PrecisionDebugger(config_path=os.environ["TEST_CONFIG"])
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
@@ -251,10 +310,27 @@ def unseeded(steps):
     plain(steps)
 
 
-def ddp(steps):
-    """Two ranks under torchrun, gloo."""
-    torch.distributed.init_process_group("gloo")
+def forked_ranks(steps):
+    """Two ranks that this process forks; TEST_STORE is where they meet."""
+    children = []
+    for rank in (0, 1):
+        child = os.fork()
+        if child == 0:
+            store = torch.distributed.FileStore(os.environ["TEST_STORE"], 2)
+            ddp(steps, store=store, rank=rank, world_size=2)
+            sys.exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def ddp(steps, **group):
+    """Data parallel over gloo; TEST_SCALE scales the first weight of the last rank, after DDP has made them equal."""
+    torch.distributed.init_process_group("gloo", **group)
     model = nn.parallel.DistributedDataParallel(small())
+    with torch.no_grad():
+        if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
+            model.module[0].weight.mul_(float(os.environ.get("TEST_SCALE", 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
         model(batch()).pow(2).sum().backward()
@@ -264,8 +340,9 @@ def ddp(steps):
 
 
 def main():
-    torch.manual_seed(0)
     shape, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    if shape != "seedless":
+        torch.manual_seed(0)
     globals()[shape](steps)
 
 

@@ -1,4 +1,4 @@
-"""Train on batches from DataLoader workers of the start method named first: fork, spawn or forkserver."""
+"""Train on batches from a DataLoader worker of each start method named: fork, spawn, forkserver."""
 
 import sys
 
@@ -23,10 +23,11 @@ def main():
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for batch in DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=sys.argv[1]):
-        model(batch).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for method in sys.argv[1:]:
+        for batch in DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context=method):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 if __name__ == "__main__":
