@@ -77,6 +77,7 @@ Window = Annotated[str, BeforeValidator(_window)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 Text = Annotated[str, Field(min_length=1)]
 Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=2)]
 
 
 class Section(BaseModel):
@@ -139,11 +140,46 @@ class CollectSettings(Section):
     format: Literal["table", "json"] = "table"
 
 
+class Thresholds(Section):
+    """Hold from where on a training curve is called faulty. Shares are of the curve's own level.
+
+    Spike and plateau: chosen on simulated curves (tests/test_shape.py holds the rates of false alarms and misses
+    they give). Baseline: `max_relative` is the usual 1 % rule for migrated training; `mean_*` and `accept_steps`
+    are the project's acceptance rule; `first_*` and `norm_relative` are those of MindSpore Transformers' "Large
+    Model Migration Precision Standard".
+    """
+
+    spike_sigmas: Bound = 10.0  # height over what was to be expected, in robust standard deviations of the noise
+    spike_share: Bound = 0.15  # least height of a spike
+    spike_dips: Bound = 3.0  # times a spike is higher than the deepest dip: noise with long tails goes both ways
+    flat_share: Bound = 0.01  # a curve is flat if it certainly falls by less than this from end to end
+    flat_points: Count = 30  # fewest points that can show it
+    constant_points: Count = 10  # points in a row with the same digits that are no accident
+    zero_fall: Bound = 0.01  # loss whose fall to 0.0 is no convergence: 100 times what Trainer's four digits resolve
+    max_relative: Bound = 0.01
+    accept_steps: Count = 1000
+    mean_absolute_error: Bound = 0.02
+    mean_relative_error: Bound = 0.02
+    first_absolute: Bound = 0.005
+    first_relative: Bound = 0.005
+    norm_relative: Bound = 0.10
+
+
+class LocalizeSettings(Thresholds):
+    """Hold what `precdiag localize` can be told, thresholds first."""
+
+    series: Text = "loss"
+    pattern: Text | None = None
+    step_offset: int | None = None
+    format: Literal["table", "json"] = "table"
+
+
 class Settings(Section):
     """Hold every section of precdiag.yaml."""
 
     compare: CompareSettings = CompareSettings()
     collect: CollectSettings = CollectSettings()
+    localize: LocalizeSettings = LocalizeSettings()
 
 
 S = TypeVar("S", bound=Section)

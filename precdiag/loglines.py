@@ -49,12 +49,15 @@ class LogFile:
         return codecs.getincrementaldecoder(self.encoding)("replace").decode(self.head)
 
     def read(self, size: int) -> bytes:
-        """Read bytes; damaged compression ends the file."""
+        """Read so many bytes, fewer at the end; damaged compression ends the file, what came before it is kept."""
+        pieces: list[bytes] = []
         try:
-            return self._stream.read(size)
+            while size > 0 and (piece := self._stream.read1(size)):
+                pieces.append(piece)
+                size -= len(piece)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             self.damage = f"the gzip stream is cut off or damaged ({error})"
-            return b""
+        return b"".join(pieces)
 
     def blocks(self) -> Iterator[str]:
         """Yield the text piece by piece; what cannot be decoded is replaced."""
