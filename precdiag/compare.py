@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from precdiag.finding import Row, row_of
 from precdiag.judge import Judged, Policy, judge
 from precdiag.layout import Part, open_run
 from precdiag.onesided import notes_on, recognise, unexplained
-from precdiag.parts import Selection, listed, pair_parts, selected
+from precdiag.parts import Alone, Selection, listed, pair_parts, selected
 from precdiag.ranks import communications_in, earliest
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Comparison:
     baseline: Path
     candidate: Path
     parts: tuple[PartResult, ...]
-    one_sided: tuple[str, ...]
+    one_sided: tuple[Alone, ...]
     evidence: int
     coverage: Coverage
     cause: Cause | None = None
@@ -143,9 +144,16 @@ def compare(
     runs = selected(open_run(baseline), selection), selected(open_run(candidate), selection)
     pairs, one_sided, notes = pair_parts(*runs)
     results: list[PartResult] = []
-    for left, right in pairs:
-        before = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == left.rank)
-        results.append(compare_part(left, right, policy, limit, progress, gradients_were_equal=before))
+    for _, of_step in groupby(pairs, lambda two: (two[0].stage, two[0].step)):
+        decided = any(result.cause is not None for result in results)
+        here: list[PartResult] = []
+        for left, right in of_step:
+            before = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == left.rank)
+            room = max(limit - sum(len(result.symptoms) for result in (*results, *here)), 0)
+            here.append(compare_part(left, right, policy, room, progress, gradients_were_equal=before))
+        if decided or all(result.cause is None for result in here):  # no order of ranks to be told at this step
+            here = [replace(result, communications=()) for result in here]
+        results += here
     return conclude(baseline, candidate, policy, limit, tuple(results), one_sided, notes)
 
 
@@ -228,7 +236,7 @@ def conclude(
     policy: Policy,
     limit: int,
     parts: tuple[PartResult, ...],
-    one_sided: tuple[str, ...],
+    one_sided: tuple[Alone, ...],
     notes: tuple[str, ...],
 ) -> Comparison:
     """Draw the verdict from all parts: the earliest step decides, and what could not be looked at is never a pass."""
@@ -241,17 +249,22 @@ def conclude(
     said = list(notes)
     said += [f"{part.baseline.label}: {part.error}" for part in unreadable]
     if one_sided:
-        said.append(f"compared only in part: {listed(one_sided)}")
+        said.append(f"compared only in part: {listed(map(str, one_sided))}")
     for reason, count in _blocking_reasons(parts):
         said.append(f"{count} rows could not be judged: {reason}")
     said += _merged(note for part in parts for note in part.notes)
-    losers = [part.cause for part in parts if part.cause is not None and (cause is None or part.cause.row != cause.row)]
-    symptoms = [row for part in parts for row in _in_order(part, None if part.cause not in losers else part.cause)]
+    lost = [
+        part.cause if part.cause is None or cause is None or part.cause.row != cause.row else None for part in parts
+    ]
+    symptoms = [row for part, loser in zip(parts, lost, strict=True) for row in _in_order(part, loser)]
     verdict = DIVERGED if found else NO_DIVERGENCE
     first = next(part.at for part in parts if _finds(part, policy)) if found else None
     if found and any(_stands_before(part, first, parts) for part in unreadable):
         verdict = NOT_COMPARABLE
         said.append("an earlier step could not be read, so the first cause may lie there")
+    beside = [part for part in unreadable if part.at == first]
+    if verdict == DIVERGED and beside:
+        said.append(f"{listed(part.place.label for part in beside)} could not be read: the first cause may lie there")
     if not found and (unreadable or one_sided or not coverage.compared or any(part.blocking for part in parts)):
         verdict = NOT_COMPARABLE
         if not coverage.compared:
@@ -269,7 +282,7 @@ def conclude(
         first_outside=outside,
         around=next((part.around for part in parts if part.cause and cause and part.cause.row == cause.row), ()),
         symptoms=tuple(symptoms[:limit]),
-        symptom_count=sum(part.symptom_count for part in parts) + len(losers),
+        symptom_count=sum(part.symptom_count for part in parts) + sum(loser is not None for loser in lost),
         smallest_band=_widest(part.bound for part in parts),
         notes=tuple(dict.fromkeys(said)),
     )

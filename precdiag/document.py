@@ -7,9 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from precdiag.cause import Cause
-from precdiag.compare import Comparison, PartResult
+from precdiag.compare import Comparison
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
+from precdiag.layout import part_order
+from precdiag.overview import DIFFERENT, missing, outcome_of
 
 EVIDENCE_NAMES = {
     NOTHING: None,
@@ -42,7 +44,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "first_cause": None if comparison.cause is None else cause_document(comparison.cause),
         "band": band,
         "symptoms": {"count": comparison.symptom_count, "rows": symptoms},
-        "coverage": {**asdict(comparison.coverage), "by_rank": [_by_rank(part) for part in parts]},
+        "coverage": {**asdict(comparison.coverage), "by_rank": _by_rank(comparison)},
         "beyond_rounding": None,
         "jumps": [],
         "profile": [],
@@ -73,9 +75,18 @@ def row_document(row: Row) -> dict[str, Any]:
     return {key: getattr(row, key) for key in keys}
 
 
-def _by_rank(part: PartResult) -> dict[str, Any]:
-    place = {"stage": part.place.stage, "step": part.place.step, "rank": part.place.rank}
-    return place | asdict(part.coverage) | {"error": part.error}
+def _by_rank(comparison: Comparison) -> list[dict[str, Any]]:
+    """One entry a step and rank, those that one side alone has included."""
+    compared = [(part.place, outcome_of(part), part.error) for part in comparison.parts]
+    alone = [(each.part, missing(each), None) for each in comparison.one_sided]
+    entries = sorted((*compared, *alone), key=lambda entry: part_order(entry[0]))
+    return [
+        {"stage": place.stage, "step": place.step, "rank": place.rank, "state": outcome.state}
+        | {"first_difference": outcome.first if outcome.state == DIFFERENT else None}
+        | asdict(outcome.coverage)
+        | {"error": error}
+        for place, outcome, error in entries
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,17 @@ class Selection:
         return in_stage and in_step and (self.ranks is None or (part.rank or 0) in self.ranks)
 
 
+@dataclass(frozen=True)
+class Alone:
+    """A part that only one side (`baseline`, `candidate`) has."""
+
+    part: Part
+    side: str
+
+    def __str__(self) -> str:
+        return f"{self.part.label} is only in the {self.side}"
+
+
 def selected(run: Run, selection: Selection | None) -> Run:
     """Return the run with only the parts asked for. Raises UsageError where none of them is in it."""
     if selection is None:
@@ -35,8 +46,8 @@ def selected(run: Run, selection: Selection | None) -> Run:
     return replace(run, parts=parts)
 
 
-def pair_parts(baseline: Run, candidate: Run) -> tuple[list[tuple[Part, Part]], tuple[str, ...], tuple[str, ...]]:
-    """Pair the parts of two runs by stage, step and rank: pairs in order, labels of what has no partner, notes.
+def pair_parts(baseline: Run, candidate: Run) -> tuple[list[tuple[Part, Part]], tuple[Alone, ...], tuple[str, ...]]:
+    """Pair the parts of two runs by stage, step and rank: pairs in order, what has no partner, notes.
 
     A single process (`proc{PID}`, `rank`) pairs with the only other one of its step. Where each side is one step that
     the user named, their numbers need not agree. Raises UnreadableError where two processes claim one place, or
@@ -52,18 +63,18 @@ def pair_parts(baseline: Run, candidate: Run) -> tuple[list[tuple[Part, Part]], 
         right = [Part(right[0].folder, left[0].stage, right[0].step, right[0].rank)]
     places = _by_place(left), _by_place(right)
     pairs: list[tuple[Part, Part]] = []
-    alone: list[str] = []
+    alone: list[Alone] = []
     for place in dict.fromkeys((*places[0], *places[1])):
         here, there = places[0].get(place, {}), places[1].get(place, {})
         if len(here) == len(there) == 1:
             pairs.append((*here.values(), *there.values()))  # type: ignore[arg-type]
             continue
         pairs += [(here[rank], there[rank]) for rank in here if rank in there]
-        alone += [f"{part.label} is only in the baseline" for rank, part in here.items() if rank not in there]
-        alone += [f"{part.label} is only in the candidate" for rank, part in there.items() if rank not in here]
+        alone += [Alone(part, "baseline") for rank, part in here.items() if rank not in there]
+        alone += [Alone(part, "candidate") for rank, part in there.items() if rank not in here]
     if not pairs:
         raise UnreadableError(
-            f"{baseline.path} and {candidate.path} have no step and rank in common: {'; '.join(alone[:6])}",
+            f"{baseline.path} and {candidate.path} have no step and rank in common: {listed(map(str, alone), 6)}",
             hint="name the two step folders to compare them all the same",
         )
     return sorted(pairs, key=lambda two: part_order(two[0])), tuple(alone), tuple(notes)

@@ -18,15 +18,18 @@ from rich.table import Table
 from rich.text import Text
 
 from precdiag.cause import Cause
-from precdiag.compare import DIVERGED, NO_DIVERGENCE, Comparison, PartResult
+from precdiag.compare import DIVERGED, NO_DIVERGENCE, Comparison
 from precdiag.config import Given
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
+from precdiag.overview import Outcome, listed_numbers, overview
 
 # Work that takes less than this shows no progress bar.
 PATIENCE_SECONDS = 1.0
 # How many symptoms and hidden rows the table lists; the JSON lists --limit of them.
 ROWS_SHOWN = 5
+# How many lines the table of steps and ranks has at most, after folding.
+LINES_SHOWN = 16
 
 _HEADLINES = {DIVERGED: ("DIVERGED", "bold red"), NO_DIVERGENCE: ("NO DIVERGENCE", "bold green")}
 _STRENGTH = {
@@ -78,8 +81,8 @@ def comparison_text(comparison: Comparison) -> str:
     if comparison.symptoms:
         more = comparison.symptom_count
         blocks += [_section(f"symptoms: {more} later rows differ", _rows(comparison.symptoms[:ROWS_SHOWN]))]
-    if len(comparison.parts) > 1:
-        blocks += [_section("steps and ranks", _parts(comparison.parts))]
+    if len(comparison.parts) + len(comparison.one_sided) > 1:
+        blocks += [_section("steps and ranks", _steps_and_ranks(overview(comparison)))]
     blocks += [_section("what this rests on", _footing(comparison))]
     return rendered(Group(*blocks))
 
@@ -204,17 +207,22 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _parts(parts: Sequence[PartResult]) -> Table:
+def _steps_and_ranks(outcomes: Sequence[Outcome]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-    for heading in ("step", "rank", "compared", "different", "unknown"):
+    table.add_column("")
+    table.add_column("step", overflow="fold")
+    table.add_column("rank", overflow="fold", max_width=14)
+    for heading in ("compared", "different", "unknown"):
         table.add_column(heading, justify="right")
     table.add_column("first difference", overflow="fold", ratio=1)
-    for part in parts:
-        place, coverage = part.place, part.coverage
-        first = part.error or (part.cause.row.name if part.cause else "equal")
-        step = f"{place.stage} {place.step}" if place.stage else _text(place.step)
-        counts = (coverage.compared, coverage.different, coverage.unknown)
-        table.add_row(step, _text(place.rank), *map(str, counts), first)
+    for outcome in outcomes[:LINES_SHOWN]:
+        step = f"{outcome.stage} {listed_numbers(outcome.steps)}".strip()
+        counts = (outcome.coverage.compared, outcome.coverage.different, outcome.coverage.unknown)
+        first = outcome.first or outcome.state.replace("_only", " only")
+        marks = ("→" if outcome.is_cause else "", step, listed_numbers(outcome.ranks))
+        table.add_row(*marks, *map(str, counts), first, style="bold" if outcome.is_cause else "")
+    if (more := len(outcomes) - LINES_SHOWN) > 0:
+        table.add_row("", "…", "", "", "", "", f"{more} more lines: by_rank in --format json has them")
     return table
 
 
