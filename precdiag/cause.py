@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from precdiag.evidence import ARGUMENT, DIFFERENT, DTYPE, EQUAL, SHAPE
-from precdiag.finding import Row, row_of, side_of
+from precdiag.finding import Row, is_beyond, row_of, side_of
 from precdiag.judge import Judged
 from precdiag.kinds import explain, is_parameter
 from precdiag.onesided import unexplained
@@ -67,7 +67,8 @@ def _first_line(judged: Judged, one_sided: np.ndarray) -> int | None:
     alone = np.flatnonzero(one_sided)
     differing = np.flatnonzero(state == DIFFERENT)
     if not len(differing):
-        return int(alone[0]) if len(alone) else None
+        behind = [line for line in alone.tolist() if is_beyond(judged, line)]
+        return next(iter((*behind, *alone.tolist())), None)
     first = int(differing[0])
     before = alone[alone < first]
     if not len(before):

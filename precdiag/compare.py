@@ -166,15 +166,16 @@ def compare_part(
     *,
     gradients_were_equal: bool = False,
 ) -> PartResult:
-    """Read, align and judge one pair of parts, and keep what the report needs. A part that cannot be read is an
-    `error` in the result, so that the others are still compared.
+    """Read, align and judge one pair of parts, and keep what the report needs. Parts that cannot be read or have
+    nothing in common are an `error` in the result, so that the others are still compared.
     """
     try:
         left, right = read_dump(baseline), read_dump(candidate)
+        pairing = pair(left, right)
     except UnreadableError as error:
         return PartResult(baseline, candidate, error=str(error))
     label = baseline.label
-    judged = judge(left, right, pair(left, right), policy, lambda done, total: progress(label, done, total))
+    judged = judge(left, right, pairing, policy, lambda done, total: progress(label, done, total))
     return conclude_part(judged, policy, limit, gradients_were_equal)
 
 
@@ -226,7 +227,13 @@ def _summary(
         evidence=int(evidence.min()) if len(evidence) else NOTHING,
         bound=_bound(judged),
         has_gradients=bool(phases.isin(["backward", "parameters_grad"]).any()),
-        notes=(*judged.baseline.notes, *judged.candidate.notes, *judged.notes, *notes_on(judged, recognised)),
+        notes=(
+            *judged.baseline.notes,
+            *judged.candidate.notes,
+            *judged.pairing.notes,
+            *judged.notes,
+            *notes_on(judged, recognised),
+        ),
     )
 
 

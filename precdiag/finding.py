@@ -85,6 +85,15 @@ def side_of(judged: Judged, line: int) -> tuple[Dump, int]:
     return (judged.baseline, b) if b >= 0 else (judged.candidate, c)
 
 
+def is_beyond(judged: Judged, line: int) -> bool:
+    """Tell whether a one-sided line stands behind the place beyond which too little matches to compare."""
+    stopped = judged.pairing.stopped
+    if stopped is None:
+        return False
+    call = judged.pairing.calls.iloc[int(judged.rows["call"].iat[line])]
+    return any(position >= first for position, first in zip(call[["baseline", "candidate"]], stopped, strict=True))
+
+
 def aspect_of(judged: Judged, line: int) -> str:
     """Name what differs in a line, the most telling aspect first."""
     state, aspects = int(judged.rows["state"].iat[line]), int(judged.rows["aspects"].iat[line])

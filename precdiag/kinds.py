@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from precdiag.dump import Dump, fingerprints
 from precdiag.evidence import ARGUMENT, BASELINE_ONLY, CANDIDATE_ONLY, DTYPE, GRAD, SHAPE, STATISTICS, UNKNOWN, VALUE
-from precdiag.finding import side_of, texts_of
+from precdiag.finding import is_beyond, side_of, texts_of
 from precdiag.judge import Judged
 from precdiag.operations import WEIGHT_SLOTS, is_random, is_routing
 from precdiag.rows import INPUT, OUTPUT, PARAMETER
@@ -43,6 +43,10 @@ def _explain_one_sided(judged: Judged, line: int, state: int) -> tuple[str, str,
     dump, at = side_of(judged, line)
     here, there = ("baseline", "candidate") if state == BASELINE_ONLY else ("candidate", "baseline")
     whole = judged.pairing.calls["how"].iat[int(judged.rows["call"].iat[line])] == ""
+    if whole and is_beyond(judged, line):
+        first = zip((judged.baseline, judged.candidate), judged.pairing.stopped or (), strict=True)
+        names = " stands against ".join(str(side.calls["name"].iat[position]) for side, position in first)
+        return "structure", f"not comparable beyond here: {names}, and too little behind them matches", _TWO_PATHS
     if whole:
         why = f"only the {here} made this call; the {there} has none to pair with it"
         return "structure", why, _TWO_PATHS
