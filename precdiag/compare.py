@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precdiag.align import pair
+from precdiag.alignment import Alignment, alignment_of
 from precdiag.cause import Cause, find_cause
 from precdiag.communication import Communication
 from precdiag.dump import read_dump
@@ -85,6 +86,7 @@ class PartResult:
     evidence: int = NOTHING
     bound: Bound = field(default_factory=Bound)
     has_gradients: bool = False
+    alignment: Alignment = field(default_factory=Alignment)
     notes: tuple[str, ...] = ()
     error: str | None = None
 
@@ -119,6 +121,7 @@ class Comparison:
     symptoms: tuple[Row, ...] = ()
     symptom_count: int = 0
     smallest_band: Bound = field(default_factory=Bound)
+    alignment: Alignment = field(default_factory=Alignment)
     notes: tuple[str, ...] = ()
 
     @property
@@ -227,6 +230,7 @@ def _summary(
         evidence=int(evidence.min()) if len(evidence) else NOTHING,
         bound=_bound(judged),
         has_gradients=bool(phases.isin(["backward", "parameters_grad"]).any()),
+        alignment=alignment_of(judged, limit),
         notes=(
             *judged.baseline.notes,
             *judged.candidate.notes,
@@ -291,6 +295,7 @@ def conclude(
         symptoms=tuple(symptoms[:limit]),
         symptom_count=sum(part.symptom_count for part in parts) + sum(loser is not None for loser in lost),
         smallest_band=_widest(part.bound for part in parts),
+        alignment=sum((part.alignment for part in parts), Alignment()),
         notes=tuple(dict.fromkeys(said)),
     )
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from precdiag.alignment import Alignment
 from precdiag.cause import Cause
 from precdiag.compare import Comparison
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
@@ -45,6 +46,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "band": band,
         "symptoms": {"count": comparison.symptom_count, "rows": symptoms},
         "coverage": {**asdict(comparison.coverage), "by_rank": _by_rank(comparison)},
+        "alignment": _alignment(comparison.alignment),
         "beyond_rounding": None,
         "jumps": [],
         "profile": [],
@@ -71,8 +73,15 @@ def cause_document(cause: Cause) -> dict[str, Any]:
 
 def row_document(row: Row) -> dict[str, Any]:
     """Return the document of one row: first_cause's keys from step to phase, kind and metrics."""
-    keys = ("step", "rank", "stage", "order", "name", "call", "slot", "phase", "kind", "metrics")
+    keys = ("step", "rank", "stage", "order", "name", "call", "slot", "phase", "kind", "metrics", "how", "partner")
     return {key: getattr(row, key) for key in keys}
+
+
+def _alignment(alignment: Alignment) -> dict[str, Any]:
+    stopped = (
+        None if alignment.stopped is None else dict(zip(("baseline", "candidate"), alignment.stopped, strict=True))
+    )
+    return {"calls": alignment.counts, "pairs": [asdict(pair) for pair in alignment.pairs], "stopped": stopped}
 
 
 def _by_rank(comparison: Comparison) -> list[dict[str, Any]]:

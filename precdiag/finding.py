@@ -31,7 +31,8 @@ class Row:
 
     `kind` of a row that is not the cause is what differs in it: `structure`, `shape`, `dtype`, `argument`,
     `requires_grad`, `non-finite` or `value`; in the context shown around the cause also `equal`, `unknown` and
-    `uninitialised`.
+    `uninitialised`. `how` its two calls were paired (`name`, `sequence`, `map`, `prefix`; "" where one side has none),
+    and `partner`, the candidate's name of the row where it is another.
     """
 
     step: int | None
@@ -46,6 +47,8 @@ class Row:
     metrics: dict[str, Any] | None
     evidence: int
     module: str | None = None
+    how: str = ""
+    partner: str | None = None
 
 
 def row_of(judged: Judged, line: int) -> Row:
@@ -53,12 +56,14 @@ def row_of(judged: Judged, line: int) -> Row:
     dump, at = side_of(judged, line)
     entry = dump.rows.iloc[at]
     call = dump.calls.iloc[int(dump.rows["call"].cat.codes.iat[at])]
+    name = f"{entry['call']}.{entry['slot']}"
+    other = judged.candidate.name(int(judged.rows["candidate"].iat[line])) if is_paired(judged, line) else name
     return Row(
         step=judged.baseline.part.step if judged.baseline.part.step is not None else judged.candidate.part.step,
         rank=judged.baseline.part.rank if judged.baseline.part.rank is not None else judged.candidate.part.rank,
         stage=judged.baseline.part.stage,
         order=line,
-        name=f"{entry['call']}.{entry['slot']}",
+        name=name,
         call=str(entry["call"]),
         slot=str(entry["slot"]),
         phase=str(call["phase"]),
@@ -66,6 +71,8 @@ def row_of(judged: Judged, line: int) -> Row:
         metrics=_metrics(judged, line),
         evidence=int(judged.rows["evidence"].iat[line]),
         module=module_of(dump, int(dump.rows["call"].cat.codes.iat[at])),
+        how=str(judged.pairing.calls["how"].iat[int(judged.rows["call"].iat[line])]),
+        partner=None if other == name else other,
     )
 
 
@@ -83,6 +90,11 @@ def side_of(judged: Judged, line: int) -> tuple[Dump, int]:
     """Return the dump and row position that speak for a line: the baseline's where it has the row."""
     b, c = int(judged.rows["baseline"].iat[line]), int(judged.rows["candidate"].iat[line])
     return (judged.baseline, b) if b >= 0 else (judged.candidate, c)
+
+
+def is_paired(judged: Judged, line: int) -> bool:
+    """Tell whether both sides have the row of a line."""
+    return int(judged.rows["baseline"].iat[line]) >= 0 and int(judged.rows["candidate"].iat[line]) >= 0
 
 
 def is_beyond(judged: Judged, line: int) -> bool:

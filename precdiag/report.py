@@ -144,8 +144,10 @@ def _policy(comparison: Comparison) -> str:
 def _cause_fields(cause: Cause) -> list[tuple[str, str]]:
     row = cause.row
     fields = [("row", row.name), ("kind", row.kind), ("where", _place(row)), ("why", cause.why)]
+    if row.partner is not None:
+        fields.insert(1, ("against", f"{row.partner}, paired by {row.how}"))
     if row.module:
-        fields.insert(3, ("module", row.module))
+        fields.insert(-1, ("module", row.module))
     if cause.source is not None:
         fields.append(("source", f"{cause.source.file}:{cause.source.line}  {cause.source.code}"))
     fields += _difference(row)
@@ -199,8 +201,13 @@ def _rows(rows: Sequence[Row], marked: Row | None = None) -> Table:
         metrics = row.metrics or {}
         own = marked is not None and (row.order, row.rank, row.step) == (marked.order, marked.rank, marked.step)
         numbers = ["" if row.kind == "equal" else _number(metrics.get(key)) for key in ("max_abs", "max_rel")]
-        table.add_row("→" if own else "", row.name, row.kind, *numbers, style="bold" if own else "")
+        table.add_row("→" if own else "", _named(row), row.kind, *numbers, style="bold" if own else "")
     return table
+
+
+def _named(row: Row) -> str:
+    """A row's name, and below it the candidate's where the two were not paired by name."""
+    return row.name if row.partner is None else f"{row.name}\n= {row.partner} (by {row.how})"
 
 
 def _number(value: float | None) -> str:

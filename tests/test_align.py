@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 
 from precdiag import sequence
 from precdiag.align import Pairing, pair
+from precdiag.compare import compare
+from precdiag.document import comparison_document
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UnreadableError
+from precdiag.judge import Policy
 from precdiag.layout import Part
+from precdiag.report import comparison_text
 from precdiag.sequence import align_sequences
 
 # A call of a hand-made dump: what it calls and what it computes.
@@ -293,3 +297,40 @@ def test_arguments_tell_repeated_calls_apart(tmp_path: Path) -> None:
         | {f"Torch.a.{at + 1}.forward": call for at, call in enumerate(data.values())},
     )
     assert partners(pair(left, right)) == {0: 1, 1: 2, 2: 3}
+
+
+# -- how it is told
+
+
+def test_each_pair_says_how_it_was_matched_in_json_and_in_the_table(tmp_path: Path) -> None:
+    write(tmp_path / "b", numbered(FLOW))
+    write(tmp_path / "c", numbered([("Torch.a", 8.0), *FLOW[:4], ("Torch.b", 5.5)]))
+    result = compare(tmp_path / "b", tmp_path / "c", Policy())
+    document = comparison_document(result)
+    assert document["alignment"] == {
+        "calls": {"name": 3, "sequence": 2, "map": 0, "prefix": 0, "baseline_only": 0, "candidate_only": 1},
+        "pairs": [
+            {"baseline": f"Torch.a.{at}.forward", "candidate": f"Torch.a.{at + 1}.forward", "how": "sequence"}
+            | {"moved": False}
+            for at in range(2)
+        ],
+        "stopped": None,
+    }
+    assert document["first_cause"]["name"] == "Torch.b.1.forward.input.0"
+    assert document["first_cause"]["how"] == "name"
+    table = comparison_text(result)
+    assert "2 calls pair by their place in the sequence" in " ".join(table.split())
+
+
+def test_the_table_names_the_partner_of_a_row_that_did_not_pair_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "b", numbered(FLOW))
+    write(tmp_path / "c", numbered([("Torch.b", 8.0), *FLOW[:4], ("Torch.b", 5.5)]))
+    result = compare(tmp_path / "b", tmp_path / "c", Policy())
+    assert result.cause is not None
+    assert (result.cause.row.name, result.cause.row.partner) == (
+        "Torch.b.1.forward.input.0",
+        "Torch.b.2.forward.input.0",
+    )
+    table = comparison_text(result)
+    assert "= Torch.b.2.forward.input.0 (by sequence)" in table
+    assert "against Torch.b.2.forward.input.0, paired by sequence" in " ".join(table.split())
