@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from json.decoder import JSONDecodeError, scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from precdiag.decode import MalformedError, decode
 from precdiag.errors import UnreadableError
 from precdiag.layout import DUMP_FILE, TENSOR_FOLDER, Part
 from precdiag.rows import CHECKSUM_NONE, OUTPUT, STATISTICS, Columns, split_name
@@ -17,9 +18,6 @@ from precdiag.rows import CHECKSUM_NONE, OUTPUT, STATISTICS, Columns, split_name
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
-
-_SPACE = re.compile(r"[ \t\r\n]*")
-_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,8 @@ def read_dump(part: Part) -> Dump:
     import numpy as np
 
     path = part.folder / DUMP_FILE
-    header, columns = _parse(path, _read_text(path))
-    if not len(columns.io):
+    header, columns = _decode(path)
+    if not len(columns):
         raise UnreadableError(
             f"{path}: holds a head and no rows: collection ended before the first flush of this step",
             hint="collect this step again, or leave it out with --step",
@@ -149,42 +147,21 @@ def fingerprints(dump: Dump) -> np.ndarray:
     return hashes
 
 
-def _read_text(path: Path) -> str:
+def _decode(path: Path) -> tuple[dict[str, Any], Columns]:
+    columns = Columns()
     try:
-        text = path.read_text(encoding="utf-8")
+        with _uncollected():
+            header = decode(path, columns.add_calls)
     except FileNotFoundError:
         raise UnreadableError(f"{path}: missing; msprobe left no {DUMP_FILE} for this step and rank") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UnreadableError(f"{path}: cannot be read ({reason}); expected the JSON that msprobe writes") from None
-    if not text.strip():
-        raise UnreadableError(f"{path}: empty; expected the JSON that msprobe writes")
-    return text
-
-
-def _parse(path: Path, text: str) -> tuple[dict[str, Any], Columns]:
-    """Decode call by call, so that only one call's objects are in memory at a time."""
-    header: dict[str, Any] = {}
-    columns = Columns()
-
-    def on_call(name: str, at: int) -> int:
-        call, end = _DECODER.raw_decode(text, at)
-        columns.add_call(name, call)
-        return end
-
-    def on_key(key: str, at: int) -> int:
-        if key == "data":
-            header[key] = True
-            return _object(text, at, on_call)
-        header[key], end = _DECODER.raw_decode(text, at)
-        return end
-
-    try:
-        _object(text, _skip(text, 0), on_key)
-    except (JSONDecodeError, IndexError, RecursionError):
+    except MalformedError as error:
+        if error.blank:
+            raise UnreadableError(f"{path}: empty; expected the JSON that msprobe writes") from None
         raise UnreadableError(
-            f"{path}: cut short or not what msprobe writes ({len(columns.names)} whole calls in it); "
-            f"expected a {DUMP_FILE}",
+            f"{path}: cut short or not what msprobe writes ({error.calls} whole calls in it); expected a {DUMP_FILE}",
             hint="collect this step again, or leave it out with --step",
         ) from None
     if "data" not in header:
@@ -192,33 +169,16 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], Columns]:
     return header, columns
 
 
-def _object(text: str, at: int, member: Callable[[str, int], int]) -> int:
-    """Walk the JSON object at `at`: `member(key, position of its value)` returns the value's end; so does this.
-
-    Raises JSONDecodeError or IndexError where the text is not an object or ends inside it.
-    """
-    _expect(text, at, "{")
-    at = _skip(text, at + 1)
-    while text[at] != "}":
-        _expect(text, at, '"')
-        key, at = scanstring(text, at + 1, True)
-        at = _skip(text, at)
-        _expect(text, at, ":")
-        at = _skip(text, member(key, _skip(text, at + 1)))
-        if text[at] != "}":
-            _expect(text, at, ",")
-            at = _skip(text, at + 1)
-    return at + 1
-
-
-def _expect(text: str, at: int, character: str) -> None:
-    if text[at] != character:
-        raise JSONDecodeError(f"expected {character}", text, at)
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from walking what was just decoded: it holds no cycles, and a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _calls_frame(columns: Columns, parents: dict[str, str | None]) -> pd.DataFrame:

@@ -1,13 +1,17 @@
-"""The row schema, and one call's JSON turned into rows: every form of argument and key that msprobe writes."""
+"""The row schema, and calls' JSON turned into rows: every form of argument and key that msprobe writes."""
 
 from __future__ import annotations
 
 import re
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from precdiag.decode import plain
+
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 STATISTICS = ("max", "min", "mean", "norm")
@@ -17,6 +21,9 @@ CHECKSUM_NONE, CHECKSUM_CRC, CHECKSUM_XOR = 0, 1, 2
 INPUT, PARAMETER, OUTPUT = 0, 1, 2
 
 _STATISTIC_KEYS = ("Max", "Min", "Mean", "Norm")
+_ALWAYS_KEYS = ("type", "dtype", "shape", "requires_grad", *_STATISTIC_KEYS)
+_ALWAYS = itemgetter(*_ALWAYS_KEYS)
+_NUMERIC = {float, int, bool, type(None)}
 _TENSOR_EXTRAS = ("device_mesh", "placements")
 _SECTIONS = {
     "input_args": (INPUT, "input"),
@@ -35,138 +42,169 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _NAN = float("nan")
 
 
-class _Codes(dict[str, int]):
-    """Distinct texts numbered as they come: becomes the categories of a column."""
+class _Codes(dict[Any, int]):
+    """Distinct values numbered as they come: becomes the categories of a column."""
 
-    def __missing__(self, text: str) -> int:
-        self[text] = code = len(self)
+    def __missing__(self, value: Any) -> int:
+        self[value] = code = len(self)
         return code
 
 
 class Columns:
-    """The rows of one dump.json under construction, a column at a time."""
+    """The rows of one dump.json under construction: some calls at a time, each column at once."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.recompute: list[bool] = []
-        self.call, self.slot, self.type = array("i"), array("i"), array("i")
-        self.dtype, self.shape = array("i"), array("i")
-        self.io, self.requires_grad, self.checksum_kind = array("b"), array("b"), array("b")
-        self.tensor, self.known = array("B"), array("B")
-        self.statistics = tuple(array("d") for _ in STATISTICS)
-        self.checksum: list[str | None] = []
-        self.value: list[str | None] = []
-        self.file: list[str | None] = []
-        self.slots, self.types, self.dtypes, self.shapes = _Codes(), _Codes(), _Codes(), _Codes()
-        self.shapes[""] = self.dtypes[""] = 0
+        self._row_counts: list[int] = []
+        self._places, self._types, self._dtypes, self._shapes = _Codes(), _Codes(), _Codes(), _Codes()
+        self._dtypes[""] = self._shapes[""] = 0
+        self._spelt = _Spelt(self._shapes)
+        self._slots: dict[tuple[str, int], list[int]] = {}
+        self._parts: list[dict[str, np.ndarray]] = []
 
-    def add_call(self, name: str, call: Any) -> None:
-        """Append the rows of one call, `data[name]` of dump.json."""
-        self.names.append(name)
-        if not isinstance(call, dict):  # a form no version is known to write: kept as one argument
-            self.recompute.append(False)
-            self._add(INPUT, "input", call)
-            return
-        self.recompute.append(call.get("is_recompute") is True)
-        for key, value in call.items():
-            if key == "is_recompute":
-                continue
-            io, prefix = _SECTIONS.get(key, (OUTPUT, key))
-            if key in _SECTIONS or not isinstance(value, list) or len(value) != 1:
-                leaves = _leaves(value, prefix)
-            else:  # parameters_grad: one list of one tensor a parameter
-                leaves = _leaves(value[0], prefix)
-            for slot, leaf in leaves:
-                self._add(io, slot, leaf)
+    def __len__(self) -> int:
+        return sum(self._row_counts)
 
-    def _add(self, io: int, slot: str, leaf: Any) -> None:
-        self.call.append(len(self.names) - 1)
-        self.io.append(io)
-        self.slot.append(self.slots[slot])
-        if isinstance(leaf, dict) and "dtype" in leaf and "shape" in leaf:
-            self._add_tensor(leaf)
-        else:
-            self._add_argument(leaf)
-
-    def _add_tensor(self, leaf: dict[str, Any]) -> None:
-        self.tensor.append(1)
-        self.type.append(self.types[str(leaf.get("type"))])
-        self.dtype.append(self.dtypes[str(leaf["dtype"])])
-        self.shape.append(self.shapes[str(leaf["shape"])])
-        known = 0
-        extra = [f"{key}={leaf[key]}" for key in _TENSOR_EXTRAS if key in leaf]
-        for bit, (key, column) in enumerate(zip(_STATISTIC_KEYS, self.statistics, strict=True)):
-            number = leaf.get(key)
-            if number is None:
-                column.append(_NAN)
-                continue
-            known |= 1 << bit
-            if isinstance(number, float):
-                column.append(number)
-            elif isinstance(number, int):
-                column.append(number)
-                if not -EXACT_INTEGER <= number <= EXACT_INTEGER:
-                    extra.append(f"{key}={number}")
-            else:  # complex and what else has no number: compared as text
-                column.append(_NAN)
-                extra.append(f"{key}={number}")
-        self.known.append(known)
-        self.requires_grad.append(_TRISTATE.get(leaf.get("requires_grad", -1), -1))
-        checksum = leaf.get("md5")
-        text = None if checksum is None else str(checksum)
-        self.checksum.append(text)
-        self.checksum_kind.append(CHECKSUM_NONE if text is None else CHECKSUM_CRC if _CRC.match(text) else CHECKSUM_XOR)
-        self.value.append(" ".join(extra) or None)
-        self.file.append(leaf.get("data_name"))
-
-    def _add_argument(self, leaf: Any) -> None:
-        self.tensor.append(0)
-        kind, text = _argument(leaf)
-        self.type.append(self.types[kind])
-        self.dtype.append(0)
-        self.shape.append(0)
-        for column in self.statistics:
-            column.append(_NAN)
-        self.known.append(0)
-        self.requires_grad.append(-1)
-        self.checksum.append(None)
-        self.checksum_kind.append(CHECKSUM_NONE)
-        self.value.append(text)
-        self.file.append(None)
+    def add_calls(self, calls: Mapping[str, Any]) -> None:
+        """Append the rows of some calls, entries of `data` of dump.json."""
+        places: list[int] = []
+        leaves: list[Any] = []
+        for name, call in calls.items():
+            before = len(leaves)
+            if isinstance(call, dict):
+                self._walk(call, places, leaves)
+            else:  # a form no version is known to write: kept as one argument
+                self._add(INPUT, "input", call, places, leaves)
+            self.names.append(name)
+            self.recompute.append(isinstance(call, dict) and call.get("is_recompute") is True)
+            self._row_counts.append(len(leaves) - before)
+        if leaves:
+            self._parts.append(self._columns_of(leaves) | {"place": _integers(places)})
 
     def frame(self) -> pd.DataFrame:
         """Return the rows added so far; the columns are documented at dump.Dump."""
         import numpy as np
         import pandas as pd
 
-        def categorical(codes: array[int], categories: list[str]) -> pd.Categorical:
-            dtype = pd.CategoricalDtype(pd.Index(categories, dtype=object))
-            return pd.Categorical.from_codes(np.frombuffer(codes, dtype=np.int32), dtype=dtype)
+        empty = self._columns_of([]) | {"place": _integers([])}
+        column = {key: np.concatenate([part[key] for part in (empty, *self._parts)]) for key in empty}
+        slots = _Codes()
+        slot_of_place = _integers([slots[slot] for _, slot in self._places])
+        io_of_place = np.array([io for io, _ in self._places], dtype=np.int8)
+        call = np.repeat(np.arange(len(self.names), dtype=np.int32), self._row_counts)
 
-        def text(values: list[str | None]) -> pd.Series[Any]:
-            return pd.Series(values, dtype=object)
+        def categorical(codes: np.ndarray, categories: Iterable[str]) -> pd.Categorical:
+            return pd.Categorical.from_codes(codes, dtype=pd.CategoricalDtype(pd.Index(list(categories), dtype=object)))
 
         return pd.DataFrame(
             {
-                "call": categorical(self.call, self.names),
-                "slot": categorical(self.slot, list(self.slots)),
-                "io": np.frombuffer(self.io, dtype=np.int8),
-                "type": categorical(self.type, list(self.types)),
-                "tensor": np.frombuffer(self.tensor, dtype=np.bool_),
-                "dtype": categorical(self.dtype, list(self.dtypes)),
-                "shape": categorical(self.shape, list(self.shapes)),
-                **{
-                    name: np.frombuffer(column, dtype=np.float64)
-                    for name, column in zip(STATISTICS, self.statistics, strict=True)
-                },
-                "known": np.frombuffer(self.known, dtype=np.uint8),
-                "requires_grad": np.frombuffer(self.requires_grad, dtype=np.int8),
-                "checksum": text(self.checksum),
-                "checksum_kind": np.frombuffer(self.checksum_kind, dtype=np.int8),
-                "value": text(self.value),
-                "file": text(self.file),
+                "call": categorical(call, self.names),
+                "slot": categorical(slot_of_place[column["place"]], slots),
+                "io": io_of_place[column["place"]],
+                "type": categorical(column["type"], self._types),
+                "tensor": column["tensor"],
+                "dtype": categorical(column["dtype"], self._dtypes),
+                "shape": categorical(column["shape"], self._shapes),
+                **{name: column[name] for name in (*STATISTICS, "known", "requires_grad")},
+                "checksum": pd.Series(column["checksum"], dtype=object),
+                "checksum_kind": column["checksum_kind"],
+                "value": pd.Series(column["value"], dtype=object),
+                "file": pd.Series(column["file"], dtype=object),
             }
         )
+
+    def _walk(self, call: dict[str, Any], places: list[int], leaves: list[Any]) -> None:
+        for key, value in call.items():
+            if key == "is_recompute":
+                continue
+            io, prefix = _SECTIONS.get(key, (OUTPUT, key))
+            if key not in _SECTIONS and isinstance(value, list) and len(value) == 1:
+                value = value[0]  # parameters_grad: one list of one tensor a parameter
+            if not isinstance(value, list):
+                self._add(io, prefix, value, places, leaves)
+                continue
+            codes = self._slots.setdefault((prefix, io), [])
+            for position, item in enumerate(value):
+                if position == len(codes):
+                    codes.append(self._places[io, f"{prefix}.{position}"])
+                if item is None or (type(item) is dict and type(item.get("type")) is str):  # by far the most
+                    places.append(codes[position])
+                    leaves.append(item)
+                else:
+                    self._add(io, f"{prefix}.{position}", item, places, leaves)
+
+    def _add(self, io: int, slot: str, value: Any, places: list[int], leaves: list[Any]) -> None:
+        for place, leaf in _leaves(value, slot):
+            places.append(self._places[io, place])
+            leaves.append(leaf)
+
+    def _columns_of(self, leaves: list[Any]) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        mask = [isinstance(leaf, dict) and "dtype" in leaf and "shape" in leaf for leaf in leaves]
+        tensor = np.array(mask, dtype=np.bool_)
+        columns = self._tensor_columns(list(compress(leaves, mask)))
+        arguments = [_argument(leaf) for leaf, is_tensor in zip(leaves, mask, strict=True) if not is_tensor]
+        columns |= {"tensor": np.ones(len(columns["type"]), dtype=np.bool_)}
+        elsewhere = {name: _NAN for name in STATISTICS} | {"requires_grad": -1}
+        spread = {}
+        for key, values in columns.items():
+            fill = elsewhere.get(key, None if values.dtype == object else 0)
+            spread[key] = column = np.full(len(leaves), fill, dtype=values.dtype)
+            column[tensor] = values
+        spread["type"][~tensor] = _coded([kind for kind, _ in arguments], self._types)
+        spread["value"][~tensor] = _objects([text for _, text in arguments])
+        return spread
+
+    def _tensor_columns(self, tensors: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        try:
+            fields = list(zip(*map(_ALWAYS, tensors), strict=True)) or [()] * len(_ALWAYS_KEYS)
+        except KeyError:  # null statistics left out, or a form of its own
+            fields = [tuple(leaf.get(key) for leaf in tensors) for key in _ALWAYS_KEYS]
+        types, dtypes, shapes, grads, *statistics = fields
+        columns = {
+            "type": _coded(types, self._types),
+            "dtype": _coded(dtypes, self._dtypes),
+            "shape": self._coded_shapes(shapes),
+            "requires_grad": np.array([_TRISTATE.get(grad, -1) for grad in grads], dtype=np.int8),
+        }
+        more = set(map(len, tensors)) - {len(_ALWAYS_KEYS)}  # else no tensor has a further key
+        texts = _extra_texts(tensors) if more else {}
+        known = np.zeros(len(tensors), dtype=np.uint8)
+        for bit, (key, name, values) in enumerate(zip(_STATISTIC_KEYS, STATISTICS, statistics, strict=True)):
+            columns[name], there = _numbers(values, key, texts)
+            known |= there.astype(np.uint8) << np.uint8(bit)
+        nothing: list[Any] = [None] * len(tensors)
+        given = [leaf.get("md5") for leaf in tensors] if more else nothing
+        checksums = [None if checksum is None else str(plain(checksum)) for checksum in given] if any(given) else given
+        return columns | {
+            "known": known,
+            "checksum": _objects(checksums),
+            "checksum_kind": np.array([_checksum_kind(text) for text in checksums], dtype=np.int8),
+            "file": _objects([leaf.get("data_name") for leaf in tensors] if more else nothing),
+            "value": _objects([" ".join(texts[at]) if at in texts else None for at in range(len(tensors))]),
+        }
+
+    def _coded_shapes(self, shapes: Sequence[Any]) -> np.ndarray:
+        """Spell shapes as Python spells lists, each distinct one once."""
+        if set(map(type, shapes)) <= {list} and set(map(type, chain.from_iterable(shapes))) <= {int}:
+            return _integers(list(map(self._spelt.__getitem__, map(tuple, shapes))))
+        return _coded([str(plain(shape)) for shape in shapes], self._shapes)
+
+
+class _Spelt(dict[tuple[int, ...], int]):
+    """Shapes as tuples → their codes among the texts."""
+
+    def __init__(self, texts: _Codes) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def __missing__(self, shape: tuple[int, ...]) -> int:
+        self[shape] = code = self._texts[str(list(shape))]
+        return code
 
 
 def split_name(name: str) -> tuple[str, str, str, int, str]:
@@ -205,8 +243,11 @@ def _argument(leaf: Any) -> tuple[str, str]:
     if leaf is None:
         return "None", "None"
     if not isinstance(leaf, dict):
+        leaf = plain(leaf)
         return type(leaf).__name__, _text(leaf)
-    rest = {key: item for key, item in leaf.items() if key not in _NOT_AN_ARGUMENT}
+    if len(leaf) == 2 and type(value := leaf.get("value")) in (int, bool):  # by far the most
+        return leaf["type"], str(value)
+    rest = {key: item for key, item in plain(leaf).items() if key not in _NOT_AN_ARGUMENT}
     return leaf["type"], _text(next(iter(rest.values())) if len(rest) == 1 else rest)
 
 
@@ -214,3 +255,61 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         value += 0.0  # -0.0 and 0.0 are equal in value
     return value if isinstance(value, str) and not _ADDRESS.search(value) else _ADDRESS.sub("", str(value))
+
+
+def _integers(codes: list[int]) -> np.ndarray:
+    import numpy as np
+
+    return np.array(codes, dtype=np.int32)
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    import numpy as np
+
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
+def _coded(values: Sequence[Any], codes: _Codes) -> np.ndarray:
+    if not set(map(type, values)) <= {str}:
+        values = [str(plain(value)) for value in values]
+    return _integers(list(map(codes.__getitem__, values)))
+
+
+def _extra_texts(tensors: list[dict[str, Any]]) -> dict[int, list[str]]:
+    return {
+        at: [f"{key}={plain(leaf[key])}" for key in _TENSOR_EXTRAS if key in leaf]
+        for at, leaf in enumerate(tensors)
+        if "device_mesh" in leaf or "placements" in leaf
+    }
+
+
+def _numbers(values: Sequence[Any], key: str, texts: dict[int, list[str]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return one statistic of tensors as float64, NaN where it has no number, and where it stands (bool).
+
+    What float64 does not hold goes to `texts` by position: integers beyond 2**53, and complex and what else has no
+    number, which are compared as text.
+    """
+    import numpy as np
+
+    kinds = set(map(type, values))
+    there = np.ones(len(values), dtype=np.bool_)
+    if type(None) in kinds:
+        there = np.array([value is not None for value in values], dtype=np.bool_)
+    if not kinds <= _NUMERIC:
+        values = [plain(value) if type(value) is str else value for value in values]
+        for at, value in enumerate(values):
+            if type(value) not in _NUMERIC:
+                texts.setdefault(at, []).append(f"{key}={plain(value)}")
+        values = [value if type(value) in _NUMERIC else None for value in values]
+    numbers = np.array(values, dtype=np.float64)  # None becomes NaN
+    if int in kinds:
+        for at in np.flatnonzero(np.abs(numbers) >= EXACT_INTEGER).tolist():
+            if type(values[at]) is int and abs(values[at]) > EXACT_INTEGER:
+                texts.setdefault(at, []).append(f"{key}={values[at]}")
+    return numbers, there
+
+
+def _checksum_kind(text: str | None) -> int:
+    return CHECKSUM_NONE if text is None else CHECKSUM_CRC if _CRC.match(text) else CHECKSUM_XOR

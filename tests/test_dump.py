@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,12 +226,13 @@ def test_a_dump_that_is_no_text_is_one_line(tmp_path: Path) -> None:
 
 @given(st.integers(min_value=0))
 def test_a_dump_cut_anywhere_is_never_read_as_whole(cut: int) -> None:
-    from precdiag.dump import _parse
-
-    whole = json.dumps({"task": "t", "data": {f"Torch.a.{i}.forward": forward([tensor()], [None]) for i in range(3)}})
-    text = whole[: cut % len(whole)]
-    with pytest.raises(UnreadableError):
-        _parse(Path("dump.json"), text)
+    document = {"task": "t", "data": {f"Torch.a.{i}.forward": forward([tensor()], [None]) for i in range(3)}}
+    for indent in (None, 1):  # as one line, and as msprobe lays it out
+        whole = json.dumps(document, indent=indent)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "dump.json").write_text(whole[: cut % len(whole)])
+            with pytest.raises(UnreadableError):
+                read(Path(folder))
 
 
 def test_a_broken_construct_costs_the_nesting_and_is_said(tmp_path: Path) -> None:
@@ -278,7 +280,7 @@ def test_a_module_begins_before_what_is_inside_it(tmp_path: Path) -> None:
 def test_the_order_is_a_permutation_whatever_the_parents(calls: list[tuple[int, list[str]]]) -> None:
     columns = Columns()
     for at, (_, keys) in enumerate(calls):
-        columns.add_call(f"Torch.a.{at}.forward", {key: [1] for key in keys})
+        columns.add_calls({f"Torch.a.{at}.forward": {key: [1] for key in keys}})
     rows = columns.frame()
     parents = np.array([at + 1 + jump if at + 1 + jump < len(calls) else -1 for at, (jump, _) in enumerate(calls)])
     assert sorted(begin_order(rows, parents.astype(np.int64))) == list(range(len(rows)))
