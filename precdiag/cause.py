@@ -50,7 +50,7 @@ def find_cause(judged: Judged, recognised: Mapping[int, str], *, gradients_were_
     row = replace(row_of(judged, line), kind=kind)
     if kind == "structure" and judged.pairing.calls["how"].iat[int(judged.rows["call"].iat[line])] == "":
         row = replace(row, name=row.call, slot=None)
-    stack = _stack(judged, line)
+    stack = stack_at(judged, line)
     behind = _independent(judged, line) if kind == "random" else None
     return Cause(row, source_of(stack), stack, why, following, behind=behind)
 
@@ -83,8 +83,8 @@ def _first_line(judged: Judged, one_sided: np.ndarray) -> int | None:
     return start
 
 
-def _stack(judged: Judged, line: int) -> tuple[str, ...]:
-    """The candidate's stack, whose code is under suspicion; the baseline's where the candidate has none."""
+def stack_at(judged: Judged, line: int) -> tuple[str, ...]:
+    """Return the candidate's stack, whose code is under suspicion; the baseline's where the candidate has none."""
     for dump, column in ((judged.candidate, "candidate"), (judged.baseline, "baseline")):
         at = int(judged.rows[column].iat[line])
         if at >= 0 and (stack := stack_of(dump, str(dump.rows["call"].iat[at]))):

@@ -29,6 +29,7 @@ from precdiag.layout import Part, open_run
 from precdiag.onesided import notes_on, recognise, unexplained
 from precdiag.parts import Alone, Selection, listed, pair_parts, selected
 from precdiag.ranks import communications_in, earliest
+from precdiag.rounding import Rounding, explained_cause, find_rounding
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,11 +59,15 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Bound:
-    """The smallest band that would have held every finite difference; None where no metric is known."""
+    """The smallest band that would have held every finite difference; None where no metric is known.
+
+    `scaled` is the largest ‖c-b‖ / ‖b‖ of a row in units of its dtype's roundoff u.
+    """
 
     max_abs: float | None = None
     max_rel: float | None = None
     max_ulp: float | None = None
+    scaled: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class PartResult:
     bound: Bound = field(default_factory=Bound)
     has_gradients: bool = False
     alignment: Alignment = field(default_factory=Alignment)
+    rounding: Rounding | None = None
     notes: tuple[str, ...] = ()
     error: str | None = None
 
@@ -122,6 +128,7 @@ class Comparison:
     symptom_count: int = 0
     smallest_band: Bound = field(default_factory=Bound)
     alignment: Alignment = field(default_factory=Alignment)
+    rounding: Rounding | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -186,11 +193,19 @@ def conclude_part(judged: Judged, policy: Policy, limit: int, gradients_were_equ
     """Name the first cause of one judged pair of parts, and keep what the report needs of it."""
     recognised = recognise(judged)
     cause = find_cause(judged, recognised, gradients_were_equal=gradients_were_equal)
-    return _summary(judged, recognised, cause, policy, limit)
+    rounding = find_rounding(judged, cause, fresh=judged.baseline.part.step in (None, 0))
+    if cause is not None and rounding is not None:
+        cause = explained_cause(cause, rounding.onset)
+    return replace(_summary(judged, recognised, cause, rounding, policy, limit), rounding=rounding)
 
 
 def _summary(
-    judged: Judged, recognised: Mapping[int, str], cause: Cause | None, policy: Policy, limit: int
+    judged: Judged,
+    recognised: Mapping[int, str],
+    cause: Cause | None,
+    rounding: Rounding | None,
+    policy: Policy,
+    limit: int,
 ) -> PartResult:
     import numpy as np
 
@@ -228,7 +243,7 @@ def _summary(
         unknown_before=int((blocking < line).sum()),
         reasons=tuple(rows["reason"].iloc[blocking].value_counts().sort_index().items()),
         evidence=int(evidence.min()) if len(evidence) else NOTHING,
-        bound=_bound(judged),
+        bound=replace(_bound(judged), scaled=None if rounding is None else rounding.largest),
         has_gradients=bool(phases.isin(["backward", "parameters_grad"]).any()),
         alignment=alignment_of(judged, limit),
         notes=(
@@ -296,6 +311,7 @@ def conclude(
         symptom_count=sum(part.symptom_count for part in parts) + sum(loser is not None for loser in lost),
         smallest_band=_widest(part.bound for part in parts),
         alignment=sum((part.alignment for part in parts), Alignment()),
+        rounding=_earliest_rounding(parts),
         notes=tuple(dict.fromkeys(said)),
     )
 
@@ -310,6 +326,12 @@ def _earliest_cause(parts: tuple[PartResult, ...]) -> Cause | None:
     winners = earliest(lines, {at: part.communications for at, part in here.items()})
     causes = [cause for at in winners if (cause := parts[at].cause) is not None]
     return replace(causes[0], also=tuple(cause.row for cause in causes[1:]))
+
+
+def _earliest_rounding(parts: tuple[PartResult, ...]) -> Rounding | None:
+    """The finding of the first part, in order of step and rank, that has a row beyond rounding; else of the first."""
+    found = [part.rounding for part in parts if part.rounding is not None]
+    return next((each for each in found if each.beyond is not None), found[0] if found else None)
 
 
 def _merged(notes: Iterable[str]) -> list[str]:
@@ -361,7 +383,7 @@ def _in_order(part: PartResult, lost: Cause | None) -> list[Row]:
 
 
 def _widest(bounds: Iterable[Bound]) -> Bound:
-    columns = zip(*((bound.max_abs, bound.max_rel, bound.max_ulp) for bound in bounds), strict=True)
+    columns = zip(*((bound.max_abs, bound.max_rel, bound.max_ulp, bound.scaled) for bound in bounds), strict=True)
     return Bound(*(max((value for value in column if value is not None), default=None) for column in columns))
 
 

@@ -13,6 +13,7 @@ from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
 from precdiag.layout import part_order
 from precdiag.overview import DIFFERENT, missing, outcome_of
+from precdiag.rounding import Beyond, Jump
 
 EVIDENCE_NAMES = {
     NOTHING: None,
@@ -34,6 +35,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
             "first_outside": None if outside is None else row_document(outside),
             "hidden": [row_document(row) for part in parts for row in part.hidden],
         }
+    rounding = comparison.rounding
     symptoms = [row_document(row) for row in comparison.symptoms]
     document = {
         "schema": "precdiag.compare/1",
@@ -47,9 +49,9 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "symptoms": {"count": comparison.symptom_count, "rows": symptoms},
         "coverage": {**asdict(comparison.coverage), "by_rank": _by_rank(comparison)},
         "alignment": _alignment(comparison.alignment),
-        "beyond_rounding": None,
-        "jumps": [],
-        "profile": [],
+        "beyond_rounding": None if rounding is None or rounding.beyond is None else _beyond(rounding.beyond),
+        "jumps": [] if rounding is None else [_jump(jump) for jump in rounding.jumps],
+        "profile": [] if rounding is None else [asdict(level) for level in rounding.profile],
         "smallest_band": asdict(comparison.smallest_band),
         "replaced": [],
         "notes": list(comparison.notes),
@@ -96,6 +98,20 @@ def _by_rank(comparison: Comparison) -> list[dict[str, Any]]:
         | {"error": error}
         for place, outcome, error in entries
     ]
+
+
+def _beyond(found: Beyond) -> dict[str, Any]:
+    """The first row beyond rounding: errors are relative to the baseline's norm, u is the roundoff they compare to."""
+    return {
+        **row_document(found.row),
+        "module": found.row.module,
+        "source": None if found.source is None else asdict(found.source),
+        **{key: getattr(found, key) for key in ("why", "e_in", "e_out", "u", "basis")},
+    }
+
+
+def _jump(jump: Jump) -> dict[str, Any]:
+    return {**row_document(jump.row), "e_in": jump.e_in, "e_out": jump.e_out, "u": jump.u}
 
 
 def _plain(value: Any) -> Any:

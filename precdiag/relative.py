@@ -1,0 +1,134 @@
+"""How far apart the two sides of each row are, relative to the baseline's norm, and what rounding its dtype allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from precdiag.dump import Dump
+from precdiag.evidence import BYTES, CHECKSUM, DIFFERENT, EQUAL, SHAPE, UNKNOWN, VALUE
+from precdiag.judge import Judged
+from precdiag.rows import STATISTICS
+from precdiag.statistic import EPSILON, REDUCTION_ROUNDING, element_counts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+# What one call may add, in units of u (DESIGN, "Beyond rounding"): half precision rounds each result once or twice; in
+# float32 what counts is the order in which a device sums.
+FLOOR_HALF, FLOOR_SINGLE = 2.0, 8.0
+HALF = 2.0**-11
+# How much a call may magnify the error of what it takes in.
+GAIN = 2.0
+# A real part and an imaginary one, each with the roundoff of the float.
+_COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+_MAX, _MIN, _MEAN, _NORM = range(4)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The error of each line of `judged.rows`; every field is an array over the lines.
+
+    e: ‖c-b‖₂ / ‖b‖₂ from tensors; from statistics the largest of |ΔNorm| / Norm, |ΔMax| and |ΔMin| over absmax, and
+    |ΔMean|·√n / Norm, which may be less than that; 0 where the values are equal, inf where an integer or a bool differs
+    or NaN or Inf stands on one side only; NaN where it cannot be told (one-sided, shapes differ, no statistics) and for
+    arguments. u: unit roundoff of the row's dtype, of two the coarser; NaN for integers. norm: ‖b‖₂ (NaN where not
+    known). exact: e is no estimate from statistics.
+    """
+
+    e: np.ndarray
+    u: np.ndarray
+    norm: np.ndarray
+    exact: np.ndarray
+
+
+def errors_of(judged: Judged) -> Errors:
+    """Return the error of each line of a judged pair of dumps."""
+    import numpy as np
+
+    rows = judged.rows
+    lines = np.flatnonzero(((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy())
+    b, c = rows["baseline"].to_numpy()[lines], rows["candidate"].to_numpy()[lines]
+    left, right = judged.baseline, judged.candidate
+    tensor = left.rows["tensor"].to_numpy()[b] & right.rows["tensor"].to_numpy()[c]
+    u = np.fmax(roundoff(left.rows["dtype"])[b], roundoff(right.rows["dtype"])[c])
+    state, aspects = rows["state"].to_numpy()[lines], rows["aspects"].to_numpy()[lines]
+    evidence = rows["evidence"].to_numpy()[lines]
+    e = _from_statistics(left, right, b, c)
+    exact = np.isin(evidence, (BYTES, CHECKSUM)) & ((state == EQUAL) | (evidence == BYTES))
+    same = (state == EQUAL) | ((state == DIFFERENT) & ((aspects & (VALUE | SHAPE)) == 0) & (evidence == BYTES))
+    e[same] = 0.0
+    e[np.isnan(u) & (state == DIFFERENT) & ((aspects & VALUE) != 0)] = np.inf
+    e[np.isin(rows["nonfinite"].to_numpy()[lines], (1, 2)) & (state == DIFFERENT)] = np.inf
+    where = {int(line): at for at, line in enumerate(lines.tolist())}
+    for line, found in judged.tensors.items():
+        at = where[line]
+        if found.metrics is not None and not np.isnan(u[at]):
+            e[at] = found.metrics.relative_norm
+    comparable = tensor & ((aspects & SHAPE) == 0) & np.isin(state, (EQUAL, DIFFERENT, UNKNOWN))
+    e[~comparable] = np.nan
+    marked = np.zeros(len(rows), dtype=bool)
+    marked[lines] = exact
+    scattered = [_scattered(len(rows), lines, column) for column in (e, u, left.rows["norm"].to_numpy()[b])]
+    return Errors(scattered[0], scattered[1], scattered[2], marked)
+
+
+def roundoff(dtype: pd.Series[str]) -> np.ndarray:
+    """Return the unit roundoff of each row's dtype (half of its spacing at 1): bfloat16 2^-8; NaN for integers."""
+    import numpy as np
+
+    names = [name.rpartition(".")[2].lower() for name in dtype.cat.categories]
+    table = [EPSILON.get(_COMPLEX.get(name, name), np.nan) / 2 for name in names]
+    return np.array([*table, np.nan])[dtype.cat.codes.to_numpy()]
+
+
+def floor_of(u: np.ndarray) -> np.ndarray:
+    """Return the error that one call's rounding alone may leave, relative: 2u for half precision, 8u for float32."""
+    import numpy as np
+
+    return np.asarray(np.where(u >= HALF, FLOOR_HALF, FLOOR_SINGLE) * u)
+
+
+def explained(e_out: np.ndarray, e_in: np.ndarray, u: np.ndarray, calls: int = 1) -> np.ndarray:
+    """Tell whether rounding explains an error: e_out <= calls·floor + 2·e_in, all relative. Unknown (NaN) is explained.
+
+    `calls` is the number of calls between the rows of `e_in` and those of `e_out`: more than one across a region that
+    one side computes in other calls than the other.
+    """
+    import numpy as np
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(~(e_out > calls * floor_of(u) + GAIN * e_in))
+
+
+def _from_statistics(left: Dump, right: Dump, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """The largest relative error that the statistics show; NaN where they stand on neither or one side only."""
+    import numpy as np
+
+    known = left.rows["known"].to_numpy()[b] & right.rows["known"].to_numpy()[c]
+    x = np.stack([left.rows[name].to_numpy()[b] for name in STATISTICS])
+    y = np.stack([right.rows[name].to_numpy()[c] for name in STATISTICS])
+    absmax = np.fmax(np.abs(x[_MAX]), np.abs(x[_MIN]))
+    root = np.sqrt(np.maximum(element_counts(left.rows["shape"])[b], 1))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        delta = np.abs(y - x)
+        delta[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+        # Equal bytes may differ this much in what was summed (statistic.py).
+        delta[_MEAN][delta[_MEAN] <= REDUCTION_ROUNDING * absmax] = 0.0
+        delta[_NORM][delta[_NORM] <= REDUCTION_ROUNDING * np.abs(x[_NORM])] = 0.0
+        of = np.stack([absmax, absmax, x[_NORM] / root, x[_NORM]])
+        share = np.where(delta == 0, 0.0, delta / of)
+    stands = ((known[None, :] >> np.arange(4, dtype=np.uint8)[:, None]) & 1).astype(bool)
+    share = np.where(stands, share, np.nan)
+    e: np.ndarray = np.fmax.reduce(share, axis=0)
+    return e
+
+
+def _scattered(size: int, lines: np.ndarray, values: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    column = np.full(size, np.nan)
+    column[lines] = values
+    return column

@@ -1,0 +1,242 @@
+"""What rounding explains between two devices and what it does not: the onset, the first row beyond, jumps, profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from precdiag.cause import Cause, stack_at
+from precdiag.finding import Row, row_of
+from precdiag.judge import Judged
+from precdiag.kinds import is_parameter
+from precdiag.relative import floor_of
+from precdiag.rows import OUTPUT
+from precdiag.source import Source, source_of
+from precdiag.suspects import (
+    INPUT_BEYOND,
+    INTEGER_BEYOND,
+    PARAMETER_BEYOND,
+    Suspects,
+    call_at,
+    differing_arguments,
+    suspects,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+JUMPS = 5
+# TF32 and HF32 keep 10 bits of the mantissa of what is multiplied: 2^-11 a factor, less once products are added up.
+TF32 = (2.0**-13, 2.0**-10)
+_MULTIPLIES = frozenset(
+    {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "conv1d", "conv2d", "conv3d"}
+    | {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
+)
+ESTIMATE = "estimate"
+
+
+@dataclass(frozen=True)
+class Jump:
+    """A call whose output is further apart than what it takes in: relative errors, and the roundoff it computes in."""
+
+    row: Row
+    e_in: float
+    e_out: float
+    u: float
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """The first row that rounding does not explain, on what `basis` (arbiter, noise, estimate), and what to do."""
+
+    row: Row
+    e_in: float
+    e_out: float
+    u: float
+    basis: str
+    why: str
+    next_step: str
+    source: Source | None
+    line: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """The largest error among the outputs of one module, in one phase, in the order in which it was reached."""
+
+    path: str
+    phase: str
+    e: float
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The second finding beside the first cause; it decides neither verdict nor exit status.
+
+    onset: the first cause, where it is rounding and no fault by itself. u: the coarsest roundoff that was compared.
+    largest: the largest finite error in units of its row's u. parameters: how many there are and how many are equal.
+    arguments: rows of arguments that differ. tf32: rows of multiplications that look like TF32 or HF32 on one side.
+    """
+
+    onset: Row | None
+    beyond: Beyond | None
+    jumps: tuple[Jump, ...]
+    profile: tuple[Level, ...]
+    random: tuple[Row, ...]
+    routing: tuple[Row, ...]
+    arguments: tuple[Row, ...]
+    tf32: tuple[Row, ...]
+    u: float
+    largest: float
+
+
+Arbiter = Callable[[int], str | None]
+
+
+def find_rounding(judged: Judged, cause: Cause | None, *, fresh: bool) -> Rounding | None:
+    """Look for what rounding does not explain in one step of one rank; None where nothing differs.
+
+    `fresh`: no update has touched the parameters yet. e and u are relative to the baseline's norm.
+    """
+    import numpy as np
+
+    if cause is None:
+        return None
+    found = suspects(judged, fresh=fresh)
+    errors = found.errors
+    line = next(iter(found.beyond), None)
+    finite = np.isfinite(errors.e) & ~np.isnan(errors.u)
+    scaled = errors.e[finite] / errors.u[finite]
+    return Rounding(
+        onset=_onset(judged, cause, found),
+        beyond=None if line is None else _beyond(judged, found, line),
+        jumps=_jumps(judged, found),
+        profile=_profile(judged, found),
+        random=tuple(row_of(judged, at) for at in found.random),
+        routing=tuple(row_of(judged, at) for at in found.routing),
+        arguments=tuple(row_of(judged, at) for at in differing_arguments(judged)),
+        tf32=tuple(row_of(judged, at) for at in _like_tf32(judged, found)),
+        u=float(np.nanmax(errors.u)) if finite.any() else np.nan,
+        largest=float(scaled.max()) if len(scaled) else 0.0,
+    )
+
+
+def explained_cause(cause: Cause, onset: Row | None) -> Cause:
+    """Say of a first cause that it is the onset of rounding, where it is."""
+    if onset is None:
+        return cause
+    return replace(cause, why=f"{cause.why}; it differs by rounding, no fault by itself")
+
+
+def _onset(judged: Judged, cause: Cause, found: Suspects) -> Row | None:
+    line = cause.row.order
+    e, e_in, u = found.errors.e[line], found.e_in[line], found.u[line]
+    if cause.row.kind == "introduced" and e_in == 0 and line not in found.beyond and e <= floor_of(u):
+        return cause.row
+    return None
+
+
+def _beyond(judged: Judged, found: Suspects, line: int) -> Beyond:
+    what = found.beyond[line]
+    e_in, e_out = float(found.e_in[line]), float(found.errors.e[line])
+    told = differing_arguments(judged, int(judged.rows["call"].iat[line])) if what == "output" else []
+    at = told[0] if told else line
+    row = row_of(judged, at)
+    if told:
+        kind, why, following = "argument", "the call's argument differs, and so does its output", "align the argument"
+    else:
+        kind, why, following = _explanation(judged, line, what, e_in)
+    stack = stack_at(judged, at)
+    u = float(found.u[line])
+    return Beyond(replace(row, kind=kind), e_in, e_out, u, ESTIMATE, why, following, source_of(stack), line)
+
+
+def _explanation(judged: Judged, line: int, what: str, e_in: float) -> tuple[str, str, str]:
+    if what == PARAMETER_BEYOND or (what == INPUT_BEYOND and is_parameter(judged, line)):
+        why = "the parameter differs before anything was updated"
+        return (
+            "parameter",
+            why,
+            "compare how the two sides initialise or load this weight (seed, checkpoint, conversion)",
+        )
+    if what == INTEGER_BEYOND:
+        why = "it comes from no dumped call: data, labels or masks differ"
+        return "input", why, "check the data order, the sampler's seed and the preprocessing of both sides"
+    if what == INPUT_BEYOND:
+        why = "it arrives further apart than anything before it: work between the calls, which no hook saw"
+        return "between calls", why, "collect again at level mix, or look between this call and the one before it"
+    if int(judged.rows["nonfinite"].iat[line]) in (1, 2):
+        side = "baseline" if int(judged.rows["nonfinite"].iat[line]) == 1 else "candidate"
+        return "non-finite", f"only the {side} has NaN or Inf here", f"precdiag nan on the {side}'s dump"
+    taken = "equal inputs" if e_in == 0 else "inputs that differ by rounding"
+    return (
+        "introduced",
+        f"its output differs by more than rounding, from {taken}",
+        "replay this one call on both devices",
+    )
+
+
+def _jumps(judged: Judged, found: Suspects) -> tuple[Jump, ...]:
+    """The five outputs with the largest e_out / max(e_in, u), in the order of execution."""
+    import numpy as np
+
+    errors, io = found.errors, _io(judged)
+    random_from = min(found.random, default=len(io))
+    with np.errstate(invalid="ignore"):
+        ratio = errors.e / np.fmax(found.e_in, found.u)
+    usable = (io == OUTPUT) & np.isfinite(ratio) & ~np.isnan(errors.u) & (errors.e > 0)
+    usable &= np.arange(len(io)) < random_from
+    lines = np.flatnonzero(usable)
+    top = np.sort(lines[np.argsort(-ratio[lines], kind="stable")[:JUMPS]])
+    return tuple(
+        Jump(row_of(judged, at), float(found.e_in[at]), float(errors.e[at]), float(found.u[at])) for at in top.tolist()
+    )
+
+
+def _profile(judged: Judged, found: Suspects) -> tuple[Level, ...]:
+    """The largest error by module path and phase; of the calls themselves where the dump knows no modules."""
+    import numpy as np
+    import pandas as pd
+
+    calls, e = judged.baseline.calls, found.errors.e
+    lines = np.flatnonzero((_io(judged) == OUTPUT) & np.isfinite(e) & ~np.isnan(found.errors.u))
+    position = judged.pairing.calls["baseline"].to_numpy()[judged.rows["call"].to_numpy()[lines]]
+    path = calls["module"].to_numpy(dtype=object)[position]
+    if (path == "").all():
+        path = calls["name"].to_numpy(dtype=object)[position]
+    frame = pd.DataFrame({"path": path, "phase": calls["phase"].to_numpy()[position], "e": e[lines]})
+    frame = frame[frame["path"] != ""]
+    largest = frame.groupby(["phase", "path"], sort=False)["e"].max()
+    order = sorted(largest.items(), key=lambda item: item[0][0] != "forward")
+    return tuple(Level(str(path), str(phase), float(value)) for (phase, path), value in order)
+
+
+def _like_tf32(judged: Judged, found: Suspects) -> list[int]:
+    """Beyond lines of float32 multiplications whose error is what ten bits of mantissa leave."""
+    single = [
+        line
+        for line, what in found.beyond.items()
+        if what == "output"
+        and found.u[line] == 2.0**-24
+        and found.e_in[line] <= floor_of(found.u[line])
+        and TF32[0] <= found.errors.e[line] <= TF32[1]
+    ]
+    return [line for line in single if _multiplies(judged, line)]
+
+
+def _multiplies(judged: Judged, line: int) -> bool:
+    """A known multiplication, or a module that holds a matrix."""
+    dump, position = call_at(judged, line)
+    if dump.calls["operation"].iat[position] in _MULTIPLIES:
+        return True
+    held = dump.rows[(dump.rows["call"].cat.codes == position) & (dump.rows["slot"] == "parameters.weight")]
+    return bool(len(held)) and str(held["shape"].iat[0]).count(",") >= 1
+
+
+def _io(judged: Judged) -> np.ndarray:
+    import numpy as np
+
+    rows = judged.rows
+    io = judged.baseline.rows["io"].to_numpy()[np.maximum(rows["baseline"].to_numpy(), 0)]
+    return np.where((rows["baseline"] >= 0) & (rows["candidate"] >= 0), io, -1)

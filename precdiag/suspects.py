@@ -1,0 +1,182 @@
+"""The rows whose error rounding does not explain, in order, and the random draws and choices among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from precdiag.dump import Dump, fingerprints
+from precdiag.evidence import ARGUMENT, DIFFERENT, SHAPE, VALUE
+from precdiag.finding import side_of
+from precdiag.judge import Judged
+from precdiag.operations import WEIGHT_SLOTS, is_random, is_routing
+from precdiag.propagation import incoming
+from precdiag.relative import Errors, errors_of, explained
+from precdiag.rows import INPUT, OUTPUT, PARAMETER
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# An error this large is no small perturbation any more: what a call makes of it, rounding cannot be told from.
+PERTURBATION = 2.0**-3
+
+OUTPUT_BEYOND, INPUT_BEYOND, PARAMETER_BEYOND, INTEGER_BEYOND = "output", "input", "parameter", "integer"
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """What stands out in a judged pair of dumps. Arrays are over the lines of `judged.rows`.
+
+    errors; e_in and u (of the call) as propagation.incoming gives them. beyond: lines that rounding does not explain,
+    in order, with what they are (an output, an input, a parameter, an integer). random: lines of outputs of calls that
+    draw random numbers and differ. routing: lines of integers that a call chose otherwise though the values it chose
+    among differ by rounding only. Behind the first random line and, for inputs, the first routing line, only
+    parameters are looked at.
+    """
+
+    errors: Errors
+    e_in: np.ndarray
+    u: np.ndarray
+    beyond: dict[int, str]
+    random: tuple[int, ...]
+    routing: tuple[int, ...]
+
+
+def suspects(judged: Judged, *, fresh: bool) -> Suspects:
+    """Find what rounding does not explain. `fresh`: no update has touched the parameters yet, so they must be equal."""
+    import numpy as np
+
+    errors = errors_of(judged)
+    e_in, u = incoming(judged, errors)
+    io, paired = _places(judged)
+    integer = paired & np.isnan(errors.u) & (errors.e == np.inf)
+    over = paired & ~explained(errors.e, e_in, u)
+    draws = _random_lines(judged, over & (io == OUTPUT))
+    chosen = np.flatnonzero(integer & (io == OUTPUT))
+    routing = tuple(line for line in chosen.tolist() if _is_choice(judged, line, float(e_in[line])))
+    size = len(errors.e)
+    random_from, routing_from = (min(lines, default=size) for lines in (draws, _loosened(judged, errors, chosen)))
+    here = np.arange(size)
+    over &= ~np.isnan(errors.u) & (e_in <= PERTURBATION) & (here < random_from)
+    found = dict.fromkeys(np.flatnonzero(over & (io == OUTPUT)).tolist(), OUTPUT_BEYOND)
+    arrived = over & (io == INPUT) & (here < routing_from)
+    found |= dict.fromkeys(np.flatnonzero(arrived).tolist(), INPUT_BEYOND)
+    found |= dict.fromkeys(
+        (line for line in chosen.tolist() if line not in routing and line < random_from), OUTPUT_BEYOND
+    )
+    integers = _given_integers(judged, errors, integer & (io == INPUT) & (here < min(random_from, routing_from)))
+    found |= dict.fromkeys(integers, INTEGER_BEYOND)
+    if fresh:
+        found |= dict.fromkeys(_parameters(judged, io), PARAMETER_BEYOND)
+    return Suspects(errors, e_in, u, dict(sorted(found.items())), draws, routing)
+
+
+def differing_arguments(judged: Judged, call: int | None = None) -> list[int]:
+    """Return the lines of arguments that differ, of one call (a line of Pairing.calls) or of all."""
+    import numpy as np
+
+    rows = judged.rows
+    differ = (rows["state"] == DIFFERENT).to_numpy() & ((rows["aspects"].to_numpy() & ARGUMENT) != 0)
+    if call is not None:
+        differ &= (rows["call"] == call).to_numpy()
+    lines: list[int] = np.flatnonzero(differ).tolist()
+    return lines
+
+
+def arguments_of(dump: Dump, position: int) -> Mapping[str, str]:
+    """Return the scalar arguments of one call by slot (`input.1` → `0.1`)."""
+    rows = dump.rows[dump.rows["call"].cat.codes == position]
+    rows = rows[~rows["tensor"]]
+    return {str(slot): str(value) for slot, value in zip(rows["slot"], rows["value"], strict=True)}
+
+
+def call_at(judged: Judged, line: int) -> tuple[Dump, int]:
+    """Return the dump and the position in its `calls` of the call that a line belongs to."""
+    dump, at = side_of(judged, line)
+    return dump, int(dump.rows["call"].cat.codes.iat[at])
+
+
+def _places(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
+    """Where in its call each line stands, and whether both sides have it."""
+    import numpy as np
+
+    rows = judged.rows
+    paired = ((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy()
+    return judged.baseline.rows["io"].to_numpy()[np.maximum(rows["baseline"].to_numpy(), 0)], paired
+
+
+def _random_lines(judged: Judged, where: np.ndarray) -> tuple[int, ...]:
+    """Lines of `where` that belong to forward calls which draw random numbers."""
+    import numpy as np
+
+    calls = judged.baseline.calls
+    operations = {name for name in calls["operation"].unique() if is_random(name, {}) or "attention" in str(name)}
+    drawing = (calls["operation"].isin(operations) & (calls["phase"] == "forward")).to_numpy()
+    position = judged.pairing.calls["baseline"].to_numpy()[judged.rows["call"].to_numpy()]
+    lines = np.flatnonzero(where & drawing[np.maximum(position, 0)]).tolist()
+    return tuple(line for line in lines if _draws(judged, line))
+
+
+def _draws(judged: Judged, line: int) -> bool:
+    dump, position = call_at(judged, line)
+    return is_random(str(dump.calls["operation"].iat[position]), arguments_of(dump, position))
+
+
+def _is_choice(judged: Judged, line: int, e_in: float) -> bool:
+    """A call that chooses among elements, or whose values differ already: near ties flip what it returns."""
+    dump, position = call_at(judged, line)
+    return e_in > 0 or is_routing(str(dump.calls["operation"].iat[position]))
+
+
+def _loosened(judged: Judged, errors: Errors, chosen: np.ndarray) -> list[int]:
+    """Lines from which on the elements themselves may be others: an integer output differs, or a shape does."""
+    import numpy as np
+
+    rows = judged.rows
+    shapes = (rows["state"] == DIFFERENT).to_numpy() & ((rows["aspects"].to_numpy() & SHAPE) != 0)
+    return [*chosen.tolist(), *np.flatnonzero(shapes).tolist()]
+
+
+def _given_integers(judged: Judged, errors: Errors, where: np.ndarray) -> list[int]:
+    """Integer inputs that differ and that no dumped call made: data, labels, masks.
+
+    At L0 work between the modules is not seen: there only what stands before the first difference of floats counts.
+    """
+    import numpy as np
+
+    if judged.baseline.level == "L0":
+        floats = np.flatnonzero(~np.isnan(errors.u) & (errors.e > 0))
+        where = where & (np.arange(len(where)) < (floats[0] if len(floats) else len(where)))
+    lines = np.flatnonzero(where).tolist()
+    return [line for line in lines if not _is_made(judged, line)] if lines else []
+
+
+def _is_made(judged: Judged, line: int) -> bool:
+    made = _outputs(judged.baseline)
+    return bool(fingerprints(judged.baseline)[int(judged.rows["baseline"].iat[line])] in made)
+
+
+def _outputs(dump: Dump) -> set[int]:
+    prints = fingerprints(dump)
+    made = prints[(dump.rows["io"] == OUTPUT).to_numpy()]
+    return set(made.tolist()) - {0}
+
+
+def _parameters(judged: Judged, io: np.ndarray) -> list[int]:
+    """Parameters that differ in value: of modules, and in the slots of functions that take a weight."""
+    import numpy as np
+
+    rows, dump = judged.rows, judged.baseline
+    differ = (rows["state"] == DIFFERENT).to_numpy() & ((rows["aspects"].to_numpy() & VALUE) != 0)
+    lines = np.flatnonzero(differ & (io == PARAMETER)).tolist()
+    given = np.flatnonzero(differ & (io == INPUT))
+    at = rows["baseline"].to_numpy()[given]
+    call = dump.rows["call"].cat.codes.to_numpy()[at]
+    operation, phase = dump.calls["operation"].to_numpy()[call], dump.calls["phase"].to_numpy()[call]
+    slot = dump.rows["slot"].astype(object).to_numpy()[at]
+    prints, made = fingerprints(dump)[at], _outputs(dump)
+    for line, name, where, when, mark in zip(given.tolist(), operation, slot, phase, prints.tolist(), strict=True):
+        if when == "forward" and where in WEIGHT_SLOTS.get(name, ()) and mark not in made:
+            lines.append(line)
+    return sorted(lines)

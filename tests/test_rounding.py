@@ -1,0 +1,102 @@
+"""Beyond rounding, on pairs of two devices: the planted fault is named, a healthy port is silent, never a wrong row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from precdiag.compare import Comparison, compare
+from precdiag.judge import Policy
+from precdiag.rounding import Rounding
+
+Real = Callable[[str], Path]
+
+# fixtures/crossdevice: what was planted, and the row that rounding does not explain (None: silence is right).
+CROSS_DEVICE = {
+    "bfloat16/npu_none": None,
+    "bfloat16/npu_gelu": None,  # below what bfloat16 can show
+    "bfloat16/npu_mask": "Module.layers.3.core.Core.forward.0.output.0",
+    "bfloat16/npu_weight": "Module.layers.2.up.Lin.forward.0.parameters.weight",
+    "float32/npu_none": None,
+    "float32/npu_gelu": "Module.layers.1.act.Act.forward.0.output.0",
+    "float32/npu_rms_eps": "Module.layers.2.norm1.RMSNorm.forward.0.output.0",
+    "float32/npu_tf32": "Module.layers.0.q.Lin.forward.0.output.0",
+    "float32/npu_weight": "Module.layers.2.up.Lin.forward.0.parameters.weight",
+    "fused_L0/npu": None,
+    "fused_L1/npu": None,
+}
+
+
+def against_gpu(real: Real, name: str) -> Comparison:
+    folder = real("crossdevice") / name
+    return compare(folder.parent / "gpu", folder, Policy())
+
+
+def rounding_of(comparison: Comparison) -> Rounding:
+    assert comparison.rounding is not None
+    return comparison.rounding
+
+
+@pytest.mark.parametrize(("name", "expected"), CROSS_DEVICE.items())
+def test_the_row_beyond_rounding_is_the_planted_fault_or_none(real: Real, name: str, expected: str | None) -> None:
+    comparison = against_gpu(real, name)
+    beyond = rounding_of(comparison).beyond
+    assert (None if beyond is None else beyond.row.name) == expected
+    assert (comparison.verdict, comparison.exit_code) == ("diverged", 1)  # bitwise decides, whatever rounding explains
+
+
+def test_the_first_cause_of_a_healthy_port_is_the_onset_of_rounding_and_says_so(real: Real) -> None:
+    comparison = against_gpu(real, "bfloat16/npu_none")
+    assert comparison.cause is not None and comparison.cause.row.kind == "introduced"
+    assert rounding_of(comparison).onset == comparison.cause.row
+    assert "differs by rounding, no fault by itself" in comparison.cause.why
+
+
+def test_a_fault_that_comes_first_is_no_onset_of_rounding(real: Real) -> None:
+    comparison = compare(real("dumps") / "26.2.0/tensor-L1/A", real("dumps") / "26.2.0/tensor-L1/C", Policy())
+    assert comparison.cause is not None and "by rounding" not in comparison.cause.why
+    assert rounding_of(comparison).onset is None
+    beyond = rounding_of(comparison).beyond
+    assert beyond is not None and (beyond.row.name, beyond.row.kind) == (comparison.cause.row.name, "parameter")
+
+
+def test_equal_dumps_have_nothing_to_explain(real: Real) -> None:
+    comparison = compare(real("dumps") / "26.2.0/tensor-L1/A", real("dumps") / "26.2.0/tensor-L1/B", Policy())
+    assert comparison.rounding is None
+
+
+def test_the_jumps_are_five_in_order_with_the_fault_as_the_steepest(real: Real) -> None:
+    jumps = rounding_of(against_gpu(real, "float32/npu_gelu")).jumps
+    assert len(jumps) == 5
+    assert [jump.row.order for jump in jumps] == sorted(jump.row.order for jump in jumps)
+    steepest = max(jumps, key=lambda jump: jump.e_out / max(jump.e_in, jump.u))
+    assert steepest.row.name == "Module.layers.1.act.Act.forward.0.output.0"
+    assert steepest.e_out / steepest.u == pytest.approx(3446, rel=0.01)
+
+
+def test_the_profile_follows_the_modules_in_their_order(real: Real) -> None:
+    profile = rounding_of(against_gpu(real, "float32/npu_gelu")).profile
+    paths = [level.path for level in profile]
+    assert paths.index("layers.0.norm1") < paths.index("layers.1.act") < paths.index("layers.3") < paths.index("head")
+    error = {level.path: level.e / 2**-24 for level in profile}
+    assert error["layers.0"] < 8 and error["layers.1"] > 1000
+
+
+def test_forward_comes_before_backward_in_the_profile(real: Real) -> None:
+    phases = [level.phase == "forward" for level in rounding_of(against_gpu(real, "fused_L0/npu")).profile]
+    assert phases == sorted(phases, reverse=True)
+    assert set(phases) == {True, False}
+
+
+def test_every_matmul_in_tf32_is_said_to_look_like_it(real: Real) -> None:
+    looks = [row.name for row in rounding_of(against_gpu(real, "float32/npu_tf32")).tf32]
+    assert looks == [f"Module.layers.0.{name}.Lin.forward.0.output.0" for name in "qkv"]
+    assert not rounding_of(against_gpu(real, "float32/npu_gelu")).tf32
+
+
+def test_the_smallest_band_is_told_in_units_of_roundoff_too(real: Real) -> None:
+    bound = against_gpu(real, "bfloat16/npu_none").smallest_band
+    assert bound.scaled == pytest.approx(2.11, abs=0.01)
+    assert bound.max_abs is not None and bound.max_rel is not None
