@@ -112,6 +112,53 @@ def compare(
     raise typer.Exit(comparison.exit_code)
 
 
+@app.command("nan")
+def nan_(
+    dump: Annotated[Path, typer.Argument(help="A dump: a side, run, step or rank folder, or a dump.json.")],
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="The training log to hold against the dump.")] = None,
+    step: Steps = None,
+    rank: Ranks = None,
+    stage: Stage = None,
+    output_format: Format = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="How many events to list. [default: 1000]")] = None,
+    config: ConfigFile = None,
+    show_config: ShowConfig = False,
+) -> None:
+    """Find where the first NaN or Inf of one dump was generated.
+
+    Masks of -inf that a softmax turns finite are no fault. Exits 0 when every value is finite, 1 when one is not, 2
+    when that cannot be told.
+    """
+    from precdiag.config import NanSettings, load
+    from precdiag.document_nan import survey_document
+    from precdiag.parts import Selection
+    from precdiag.report import config_text, json_text, show
+    from precdiag.report_nan import survey_text
+    from precdiag.survey import survey
+
+    flags = {
+        "step": step,
+        "rank": rank,
+        "stage": stage,
+        "log": None if log is None else str(log),
+        "format": output_format,
+        "limit": limit,
+    }
+    loaded = load(NanSettings, flags, config_file=config, environ=os.environ, cwd=Path.cwd())
+    if show_config:
+        show(config_text(loaded.rows))
+        return
+    settings = loaded.settings
+    selection = Selection(settings.step, settings.rank, settings.stage)
+    training_log = None if settings.log is None else Path(settings.log)
+    found = survey(dump, selection, settings.limit, training_log)
+    show(json_text(survey_document(found)) if settings.format == "json" else survey_text(found))
+    for part in found.parts:
+        if part.error is not None:
+            _complain(part.error)
+    raise typer.Exit(found.exit_code)
+
+
 @app.command()
 def demo(
     task: Annotated[Literal["statistics", "tensor", "md5"], typer.Option(help="What to collect.")] = "statistics",

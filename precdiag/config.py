@@ -108,6 +108,17 @@ class CompareSettings(Section):
     limit: Annotated[int, Field(ge=1)] = 1000  # DESIGN: symptoms listed in the JSON
 
 
+class NanSettings(Section):
+    """Hold what `precdiag nan` can be told."""
+
+    step: Integers | None = None
+    rank: Integers | None = None
+    stage: Text | None = None
+    log: Text | None = None
+    format: Literal["table", "json"] = "table"
+    limit: Annotated[int, Field(ge=1)] = 1000
+
+
 class SideSettings(Section):
     """Hold what one side of `precdiag collect` runs; env stands on top of the environment, and only here."""
 
@@ -180,6 +191,7 @@ class Settings(Section):
     compare: CompareSettings = CompareSettings()
     collect: CollectSettings = CollectSettings()
     localize: LocalizeSettings = LocalizeSettings()
+    nan: NanSettings = NanSettings()
 
 
 S = TypeVar("S", bound=Section)

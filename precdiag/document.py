@@ -56,8 +56,8 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "replaced": [],
         "notes": list(comparison.notes),
     }
-    plain: dict[str, Any] = _plain(document)
-    return plain
+    contract: dict[str, Any] = plain(document)
+    return contract
 
 
 def cause_document(cause: Cause) -> dict[str, Any]:
@@ -114,12 +114,12 @@ def _jump(jump: Jump) -> dict[str, Any]:
     return {**row_document(jump.row), "e_in": jump.e_in, "e_out": jump.e_out, "u": jump.u}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Replace what JSON has no form for: non-finite floats and complex numbers become strings."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return str(value) if isinstance(value, complex) else value

@@ -34,6 +34,18 @@ _CHOICES = frozenset(
 )
 
 
+# State that a call reads and writes in place: what is wrong in it was left by an earlier step or a checkpoint.
+BUFFER_SLOTS: dict[str, tuple[str, ...]] = {
+    "batch_norm": ("input.1", "input.2", "input.running_mean", "input.running_var"),
+    "instance_norm": ("input.1", "input.2", "input.running_mean", "input.running_var"),
+}
+
+
+def is_weight_slot(operation: str, slot: str) -> bool:
+    """Tell whether a call takes a weight or a buffer in this slot (`input.1` of linear)."""
+    return slot in WEIGHT_SLOTS.get(operation, ()) or slot in BUFFER_SLOTS.get(operation, ())
+
+
 def is_random(operation: str, arguments: Mapping[str, str]) -> bool:
     """Tell whether a call draws random numbers, given its scalar arguments by slot (`input.1` → `0.1`).
 

@@ -70,20 +70,20 @@ def comparison_text(comparison: Comparison) -> str:
     """Draw a comparison: the first cause, the rows around it, what the band hides, symptoms, coverage, what next."""
     blocks: list[RenderableType] = [_headline(comparison)]
     if comparison.cause is not None:
-        blocks += [_fields("first cause", _cause_fields(comparison.cause))]
-        blocks += [_section("rows around it", _rows(comparison.around, marked=comparison.cause.row))]
+        blocks += [labelled("first cause", _cause_fields(comparison.cause))]
+        blocks += [section("rows around it", _rows(comparison.around, marked=comparison.cause.row))]
     if comparison.first_outside is not None:
-        blocks += [_fields("first outside the band: a symptom", _row_fields(comparison.first_outside))]
+        blocks += [labelled("first outside the band: a symptom", _row_fields(comparison.first_outside))]
     hidden = [row for part in comparison.parts for row in part.hidden]
     if hidden:
         title = f"hidden by the band: {sum(part.hidden_count for part in comparison.parts)} rows"
-        blocks += [_section(title, _rows(hidden[:ROWS_SHOWN]))]
+        blocks += [section(title, _rows(hidden[:ROWS_SHOWN]))]
     if comparison.symptoms:
         more = comparison.symptom_count
-        blocks += [_section(f"symptoms: {more} later rows differ", _rows(comparison.symptoms[:ROWS_SHOWN]))]
+        blocks += [section(f"symptoms: {more} later rows differ", _rows(comparison.symptoms[:ROWS_SHOWN]))]
     if len(comparison.parts) + len(comparison.one_sided) > 1:
-        blocks += [_section("steps and ranks", _steps_and_ranks(overview(comparison)))]
-    blocks += [_section("what this rests on", _footing(comparison))]
+        blocks += [section("steps and ranks", _steps_and_ranks(overview(comparison)))]
+    blocks += [section("what this rests on", _footing(comparison))]
     return rendered(Group(*blocks))
 
 
@@ -143,7 +143,7 @@ def _policy(comparison: Comparison) -> str:
 
 def _cause_fields(cause: Cause) -> list[tuple[str, str]]:
     row = cause.row
-    fields = [("row", row.name), ("kind", row.kind), ("where", _place(row)), ("why", cause.why)]
+    fields = [("row", row.name), ("kind", row.kind), ("where", place_of(row)), ("why", cause.why)]
     if row.partner is not None:
         fields.insert(1, ("against", f"{row.partner}, paired by {row.how}"))
     if row.module:
@@ -159,10 +159,11 @@ def _cause_fields(cause: Cause) -> list[tuple[str, str]]:
 
 
 def _row_fields(row: Row) -> list[tuple[str, str]]:
-    return [("row", row.name), ("differs in", row.kind), ("where", _place(row)), *_difference(row)]
+    return [("row", row.name), ("differs in", row.kind), ("where", place_of(row)), *_difference(row)]
 
 
-def _place(row: Row) -> str:
+def place_of(row: Row) -> str:
+    """Say where a row stands: stage, step, rank, order."""
     parts = [f"stage {row.stage}"] if row.stage else []
     parts += [f"step {row.step}"] if row.step is not None else []
     parts += [f"rank {row.rank}"] if row.rank is not None else []
@@ -182,13 +183,14 @@ def _difference(row: Row) -> list[tuple[str, str]]:
     return fields
 
 
-def _fields(title: str, fields: Sequence[tuple[str, str]]) -> RenderableType:
+def labelled(title: str, fields: Sequence[tuple[str, str]]) -> RenderableType:
+    """Draw a section of named values, one a line."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True, min_width=10)
     grid.add_column(overflow="fold")
     for name, value in fields:
         grid.add_row(f"  {name}", Text(value, style="bold" if name == "row" else ""))
-    return _section(title, grid)
+    return section(title, grid)
 
 
 def _rows(rows: Sequence[Row], marked: Row | None = None) -> Table:
@@ -268,7 +270,8 @@ def _next(comparison: Comparison) -> list[str]:
     return [f"precdiag collect --task tensor --step {step} --list {comparison.cause.row.call} --out DIR …"]
 
 
-def _section(title: str, content: RenderableType) -> Group:
+def section(title: str, content: RenderableType) -> Group:
+    """Draw a titled section."""
     return Group(Text(""), Rule(Text(title, style="bold"), align="left", style="dim"), content)
 
 
