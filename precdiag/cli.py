@@ -60,6 +60,10 @@ def compare(
     candidate: Annotated[
         Path | None, typer.Argument(help="The dump under suspicion. Not needed for a folder that collect wrote.")
     ] = None,
+    tables: Annotated[
+        list[Path] | None,
+        typer.Argument(help="All paths may be result tables of msprobe instead, one a step and rank."),
+    ] = None,
     max_abs: Annotated[float | None, typer.Option(help="Band: largest absolute error allowed.")] = None,
     max_rel: Annotated[float | None, typer.Option(help="Band: largest relative error allowed.")] = None,
     cosine_min: Annotated[float | None, typer.Option(help="Band: smallest cosine allowed; needs tensors.")] = None,
@@ -77,11 +81,13 @@ def compare(
     Exits 0 when nothing differs, 1 when something does, 2 when that cannot be told.
     """
     from precdiag.compare import compare as run
+    from precdiag.compare_tables import compare_tables
     from precdiag.config import CompareSettings, load
     from precdiag.document import comparison_document
     from precdiag.judge import Policy
     from precdiag.parts import Selection
     from precdiag.report import comparison_text, config_text, json_text, progress_on_stderr, show
+    from precdiag.tablefile import holds_tables
 
     flags = {
         "max_abs": max_abs,
@@ -101,9 +107,13 @@ def compare(
     settings = loaded.settings
     policy = Policy(settings.max_abs, settings.max_rel, settings.cosine_min, settings.max_ulp)
     selection = Selection(settings.step, settings.rank, settings.stage)
-    sides = _two_sides(baseline, candidate)
-    with progress_on_stderr() as progress:
-        comparison = run(*sides, policy, selection, settings.limit, progress)
+    paths = [baseline, *([candidate] if candidate else []), *(tables or [])]
+    if all(map(holds_tables, paths)):
+        comparison = compare_tables(paths, policy, selection, settings.limit)
+    else:
+        sides = _two_sides(paths)
+        with progress_on_stderr() as progress:
+            comparison = run(*sides, policy, selection, settings.limit, progress)
     as_json = settings.format == "json"
     show(json_text(comparison_document(comparison)) if as_json else comparison_text(comparison))
     for part in comparison.parts:
@@ -307,14 +317,19 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _two_sides(baseline: Path, candidate: Path | None) -> tuple[Path, Path]:
-    if candidate is not None:
-        return baseline, candidate
-    sides = baseline / "baseline", baseline / "candidate"
+def _two_sides(paths: list[Path]) -> tuple[Path, Path]:
+    if len(paths) > 2:
+        raise UsageError(
+            f"{len(paths)} paths, and not all of them are result tables of msprobe",
+            hint="precdiag compare BASELINE CANDIDATE, or precdiag compare TABLE…",
+        )
+    if len(paths) == 2:
+        return paths[0], paths[1]
+    sides = paths[0] / "baseline", paths[0] / "candidate"
     if all(side.is_dir() for side in sides):
         return sides
     raise UsageError(
-        f"{baseline}: one path alone must be a folder that holds baseline/ and candidate/",
+        f"{paths[0]}: one path alone must be a folder that holds baseline/ and candidate/, or a table of msprobe",
         hint="precdiag compare BASELINE CANDIDATE",
     )
 

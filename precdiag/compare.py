@@ -111,7 +111,10 @@ class PartResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The answer of a comparison, and what it rests on. `verdict` follows the policy, `cause` is always bitwise."""
+    """The answer of a comparison, and what it rests on. `verdict` follows the policy, `cause` is always bitwise.
+
+    `of_tables`: both paths are msprobe's result tables, not dumps.
+    """
 
     verdict: str
     policy: Policy
@@ -130,6 +133,7 @@ class Comparison:
     alignment: Alignment = field(default_factory=Alignment)
     rounding: Rounding | None = None
     notes: tuple[str, ...] = ()
+    of_tables: bool = False
 
     @property
     def exit_code(self) -> int:

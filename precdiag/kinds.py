@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from precdiag.dump import Dump, fingerprints
-from precdiag.evidence import ARGUMENT, BASELINE_ONLY, CANDIDATE_ONLY, DTYPE, GRAD, SHAPE, STATISTICS, UNKNOWN, VALUE
+from precdiag.evidence import (
+    ARGUMENT,
+    BASELINE_ONLY,
+    CANDIDATE_ONLY,
+    DTYPE,
+    GRAD,
+    SHAPE,
+    STATISTICS,
+    TABLE,
+    UNKNOWN,
+    VALUE,
+)
 from precdiag.finding import is_beyond, side_of, texts_of
 from precdiag.judge import Judged
 from precdiag.operations import WEIGHT_SLOTS, is_random, is_routing
@@ -130,6 +141,8 @@ def _input_proof(judged: Judged, line: int) -> str:
         return "; some of its inputs could not be judged"
     if (same["evidence"] == STATISTICS).any():
         return f"; its inputs are equal by statistics, and {_NOT_PROOF}"
+    if (same["evidence"] == TABLE).any():
+        return "; its inputs are equal as far as msprobe's table shows"
     return ""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from precdiag.dump import Dump
 from precdiag.evidence import BASELINE_ONLY, CANDIDATE_ONLY
 from precdiag.rows import OUTPUT, STATISTICS
+from precdiag.source import OPTIMIZES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +25,6 @@ _MEANING = {
 
 # Passing checkpoint.py alone is not enough: the first forward pass of a checkpointed block does so too.
 _RECOMPUTES = re.compile(r", in (?:recompute_fn|unpack_hook|backward)\b")
-_OPTIMIZES = re.compile(r"torch[/\\]optim[/\\]|, in (?:step|_single_tensor_\w+|_multi_tensor_\w+|clip_grad_norm_?)\b")
 
 
 def recognise(judged: Judged) -> dict[int, str]:
@@ -81,7 +81,7 @@ def _why(dump: Dump, call: int, repeats: np.ndarray) -> str | None:
             return RECOMPUTED
         if not stack and repeats[call]:
             return RECOMPUTED
-    if entry["scope"] in ("optimizer", "clip_grad") or any(_OPTIMIZES.search(frame) for frame in stack):
+    if entry["scope"] in ("optimizer", "clip_grad") or any(OPTIMIZES.search(frame) for frame in stack):
         return OPTIMIZER
     return None
 

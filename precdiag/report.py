@@ -124,9 +124,13 @@ def _headline(comparison: Comparison) -> Text:
     word, style = _HEADLINES.get(comparison.verdict, ("NOT COMPARABLE", "bold yellow"))
     text = Text(word, style=style)
     text.append(f"  {_policy(comparison)}", style="default")
-    for side, path in (("baseline", comparison.baseline), ("candidate", comparison.candidate)):
-        folders = [getattr(part, side).folder for part in comparison.parts]
-        used = str(folders[0]) if len(folders) == 1 else f"{path} ({len(folders)} step and rank folders)"
+    sides = [("baseline", comparison.baseline), ("candidate", comparison.candidate)]
+    if comparison.of_tables:
+        sides = [("table", comparison.baseline)]
+    for side, path in sides:
+        folders = [part.candidate.folder if side == "candidate" else part.baseline.folder for part in comparison.parts]
+        kind = "tables" if comparison.of_tables else "step and rank folders"
+        used = str(folders[0]) if len(folders) == 1 else f"{path} ({len(folders)} {kind})"
         text.append(f"\n  {side:<10}{used}", style="dim")
     return text
 
@@ -259,6 +263,8 @@ def _footing(comparison: Comparison) -> RenderableType:
 
 def _next(comparison: Comparison) -> list[str]:
     """Return the command to type next, given what was found and how strong the evidence is."""
+    if comparison.of_tables:
+        return ["precdiag compare BASELINE CANDIDATE with the dumps that msprobe compared: they show more"]
     both = f"{comparison.baseline} {comparison.candidate}"
     if comparison.one_sided:
         places = [part.place for part in comparison.parts]

@@ -13,6 +13,8 @@ _FRAME = re.compile(
 # Frames of the machinery that wraps every call: the source line people want is further out.
 _MACHINERY = re.compile(r"(?:^|[/\\])(?:torch|torch_npu|msprobe|mindspore|precdiag)[/\\]")
 _OUTSIDE_PACKAGES = re.compile(r"(?:site|dist)-packages[/\\]")
+# Frames inside an optimizer's step or gradient clipping.
+OPTIMIZES = re.compile(r"torch[/\\]optim[/\\]|, in (?:step|_single_tensor_\w+|_multi_tensor_\w+|clip_grad_norm_?)\b")
 _COUNTER = re.compile(r"\.(?:backward|parameters_grad)(?P<index>\.\d+)?\Z")
 
 
