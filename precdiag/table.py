@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from precdiag import cells as cell
-from precdiag.align import Pairing
+from precdiag.align import MAP, NAME, Pairing
 from precdiag.dataflow import natural_key, recovered_order
 from precdiag.dump import Dump
 from precdiag.errors import UnreadableError
@@ -276,7 +276,8 @@ def _pair_calls(names: dict[str, _Names], sides: dict[str, Dump]) -> tuple[pd.Da
         for b, c in calls.itertuples(index=False)
     ]
     both = (calls["baseline"] >= 0) & (calls["candidate"] >= 0)
-    calls["how"] = np.where(same, "name", np.where(both, "map", ""))
+    calls["how"] = np.where(same, NAME, np.where(both, MAP, ""))
+    calls["moved"] = False
     return calls, np.asarray(position)
 
 
