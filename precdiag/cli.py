@@ -71,6 +71,9 @@ def compare(
     step: Steps = None,
     rank: Ranks = None,
     stage: Stage = None,
+    pair_step: Annotated[str | None, typer.Option(metavar="B=C,…", help="Steps that belong together by hand.")] = None,
+    pair_rank: Annotated[str | None, typer.Option(metavar="B=C,…", help="Ranks that do, as in 0=1,4-7=0-3.")] = None,
+    pair_stage: Annotated[str | None, typer.Option(metavar="B=C,…", help="Stages that do.")] = None,
     output_format: Format = None,
     limit: Limit = None,
     config: ConfigFile = None,
@@ -85,7 +88,7 @@ def compare(
     from precdiag.config import CompareSettings, load
     from precdiag.document import comparison_document
     from precdiag.judge import Policy
-    from precdiag.parts import Selection
+    from precdiag.parts import Partners, Selection
     from precdiag.report import comparison_text, config_text, json_text, progress_on_stderr, show
     from precdiag.tablefile import holds_tables
 
@@ -97,6 +100,9 @@ def compare(
         "step": step,
         "rank": rank,
         "stage": stage,
+        "pair_step": pair_step,
+        "pair_rank": pair_rank,
+        "pair_stage": pair_stage,
         "format": output_format,
         "limit": limit,
     }
@@ -106,7 +112,8 @@ def compare(
         return
     settings = loaded.settings
     policy = Policy(settings.max_abs, settings.max_rel, settings.cosine_min, settings.max_ulp)
-    selection = Selection(settings.step, settings.rank, settings.stage)
+    partners = Partners(settings.pair_step, settings.pair_rank, settings.pair_stage)
+    selection = Selection(settings.step, settings.rank, settings.stage, partners)
     paths = [baseline, *([candidate] if candidate else []), *(tables or [])]
     if all(map(holds_tables, paths)):
         comparison = compare_tables(paths, policy, selection, settings.limit)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from precdiag.align import pair
 from precdiag.alignment import Alignment, alignment_of
+from precdiag.batches import Given, given_to, option_of, proposed_partners
 from precdiag.cause import Cause, find_cause
 from precdiag.communication import Communication
 from precdiag.dump import read_dump
@@ -93,6 +94,7 @@ class PartResult:
     has_gradients: bool = False
     alignment: Alignment = field(default_factory=Alignment)
     rounding: Rounding | None = None
+    given: Given | None = None
     notes: tuple[str, ...] = ()
     error: str | None = None
 
@@ -114,6 +116,7 @@ class Comparison:
     """The answer of a comparison, and what it rests on. `verdict` follows the policy, `cause` is always bitwise.
 
     `of_tables`: both paths are msprobe's result tables, not dumps.
+    `proposal`: the option that pairs the ranks by the data they were given, where that is why they differ.
     """
 
     verdict: str
@@ -132,6 +135,7 @@ class Comparison:
     smallest_band: Bound = field(default_factory=Bound)
     alignment: Alignment = field(default_factory=Alignment)
     rounding: Rounding | None = None
+    proposal: str | None = None
     notes: tuple[str, ...] = ()
     of_tables: bool = False
 
@@ -155,8 +159,12 @@ def compare(
     files are compared. Raises UnreadableError where a path holds no dump, UsageError where the selection or the band
     asks for what is not there.
     """
-    runs = selected(open_run(baseline), selection), selected(open_run(candidate), selection)
-    pairs, one_sided, notes = pair_parts(*runs)
+    selection = selection or Selection()
+    partners = selection.partners
+    runs = open_run(baseline), open_run(candidate)
+    partners.require(*runs)
+    runs = selected(runs[0], selection), selected(runs[1], selection, partners.place_of)
+    pairs, one_sided, notes = pair_parts(*runs, partners)
     results: list[PartResult] = []
     for _, of_step in groupby(pairs, lambda two: (two[0].stage, two[0].step)):
         decided = any(result.cause is not None for result in results)
@@ -168,7 +176,7 @@ def compare(
         if decided or all(result.cause is None for result in here):  # no order of ranks to be told at this step
             here = [replace(result, communications=()) for result in here]
         results += here
-    return conclude(baseline, candidate, policy, limit, tuple(results), one_sided, notes)
+    return _unless_mispaired(conclude(baseline, candidate, policy, limit, tuple(results), one_sided, notes))
 
 
 def compare_part(
@@ -250,6 +258,7 @@ def _summary(
         bound=replace(_bound(judged), scaled=None if rounding is None else rounding.largest),
         has_gradients=bool(phases.isin(["backward", "parameters_grad"]).any()),
         alignment=alignment_of(judged, limit),
+        given=given_to(judged.baseline, judged.candidate),
         notes=(
             *judged.baseline.notes,
             *judged.candidate.notes,
@@ -317,6 +326,31 @@ def conclude(
         alignment=sum((part.alignment for part in parts), Alignment()),
         rounding=_earliest_rounding(parts),
         notes=tuple(dict.fromkeys(said)),
+    )
+
+
+def _unless_mispaired(comparison: Comparison) -> Comparison:
+    """Propose another pairing of ranks instead of a cause of kind `input`, where their data say that they are mixed up.
+
+    Two ranks that were given each other's data compute different things rightly: nothing can be said of them so.
+    """
+    cause = comparison.cause
+    if cause is None or cause.row.kind != "input":
+        return comparison
+    first = next(part.at for part in comparison.parts if part.cause is not None)
+    partners = proposed_partners(part.given for part in comparison.parts if part.at == first and part.given is not None)
+    if any(row.rank not in partners for row in (cause.row, *cause.also)):
+        return comparison
+    option = option_of(partners)
+    said = f"the candidate's ranks were given each other's data: pair them with {option}"
+    return replace(
+        comparison,
+        verdict=NOT_COMPARABLE,
+        cause=None,
+        around=(),
+        rounding=None,
+        proposal=option,
+        notes=(said, *comparison.notes),
     )
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from precdiag.errors import UsageError
 
@@ -72,10 +72,58 @@ def _texts(given: object) -> object:
     return [item.strip() for item in given.split(",")] if isinstance(given, str) else given
 
 
+def _pairs(given: object) -> object:
+    """Accept `0=1,4-7=0-3`, a list of such texts, or a mapping, as YAML writes it; baseline to candidate."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    items = given if isinstance(given, list | tuple) else str(given).split(",")
+    pairs: dict[int, int] = {}
+    for item in items:
+        left, equals, right = str(item).partition("=")
+        try:
+            baseline, candidate = _parse_range(left.strip()), _parse_range(right.strip())
+        except UsageError as error:
+            wanted = "" if equals else "expected BASELINE=CANDIDATE, as in 0=1,4-7=0-3: "
+            raise ValueError(wanted + str(error)) from error
+        if len(baseline) != len(candidate) or len(baseline) > MOST_INTEGERS:
+            raise ValueError(f"{item} pairs {len(baseline)} with {len(candidate)} numbers")
+        _put_pairs(pairs, zip(baseline, candidate, strict=True))
+    return pairs
+
+
+def _name_pairs(given: object) -> object:
+    """Accept `actor=actor_rollout,ref=ref`, a list of such texts, or a mapping."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    items = given if isinstance(given, list | tuple) else str(given).split(",")
+    pairs: dict[str, str] = {}
+    for item in items:
+        left, equals, right = (each.strip() for each in str(item).partition("="))
+        if not (left and equals and right):
+            raise ValueError("expected BASELINE=CANDIDATE, as in actor=actor_rollout")
+        _put_pairs(pairs, [(left, right)])
+    return pairs
+
+
+def _put_pairs(pairs: dict[Any, Any], more: Iterable[tuple[Any, Any]]) -> None:
+    for baseline, candidate in more:
+        if baseline in pairs or candidate in pairs.values():
+            raise ValueError(f"{baseline}={candidate}: one of the two is paired already")
+        pairs[baseline] = candidate
+
+
+def _one_to_one(pairs: dict[Any, Any]) -> dict[Any, Any]:
+    if len(set(pairs.values())) < len(pairs):
+        raise ValueError("one of the candidate's is paired twice")
+    return pairs
+
+
 Integers = Annotated[tuple[int, ...], BeforeValidator(_integers)]
 Window = Annotated[str, BeforeValidator(_window)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 Text = Annotated[str, Field(min_length=1)]
+NumberPairs = Annotated[dict[int, int], BeforeValidator(_pairs), AfterValidator(_one_to_one)]
+NamePairs = Annotated[dict[str, str], BeforeValidator(_name_pairs), AfterValidator(_one_to_one)]
 Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=2)]
 
@@ -104,6 +152,9 @@ class CompareSettings(Section):
     step: Integers | None = None
     rank: Integers | None = None
     stage: Text | None = None
+    pair_step: NumberPairs = {}
+    pair_rank: NumberPairs = {}
+    pair_stage: NamePairs = {}
     format: Literal["table", "json"] = "table"
     limit: Annotated[int, Field(ge=1)] = 1000  # DESIGN: symptoms listed in the JSON
 

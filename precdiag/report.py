@@ -266,6 +266,8 @@ def _next(comparison: Comparison) -> list[str]:
     if comparison.of_tables:
         return ["precdiag compare BASELINE CANDIDATE with the dumps that msprobe compared: they show more"]
     both = f"{comparison.baseline} {comparison.candidate}"
+    if comparison.proposal is not None:
+        return [f"precdiag compare {both} {comparison.proposal}"]
     if comparison.one_sided:
         places = [part.place for part in comparison.parts]
         steps = ",".join(dict.fromkeys(str(place.step) for place in places if place.step is not None))

@@ -61,6 +61,9 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
         "compare.step": "default",
         "compare.rank": "default",
         "compare.stage": "default",
+        "compare.pair_step": "default",
+        "compare.pair_rank": "default",
+        "compare.pair_stage": "default",
         "compare.format": "default",
         "compare.limit": "default",
     }
@@ -323,3 +326,25 @@ def test_an_integer_list_that_cannot_be_meant_is_refused(text: str, message: str
 
 def test_a_million_integers_are_allowed() -> None:
     assert parse_integers("0-999999")[-1] == 999_999
+
+
+@pytest.mark.parametrize(
+    "yaml", ["'0=1,2-3=0-1'", "['0=1', '2-3=0-1']", "{0: 1, 2: 0, 3: 1}", "\n    0: 1\n    2: 0\n    3: 1"]
+)
+def test_pairs_are_texts_lists_or_mappings(tmp_path: Path, yaml: str) -> None:
+    said = refusal(tmp_path, f"compare:\n  pair_rank: {yaml}\n")
+    assert "twice" in said or "paired already" in said  # 0=1 and 3=1
+    good = yaml.replace("2-3=0-1", "2-3=3-4").replace("2: 0", "2: 3").replace("3: 1", "3: 4")
+    assert compare(tmp_path, f"compare:\n  pair_rank: {good}\n").settings.pair_rank == {0: 1, 2: 3, 3: 4}
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("pair_rank", "0"), ("pair_rank", "a=b"), ("pair_rank", "0-3=0-2"), ("pair_step", "0=1,0=2"), ("pair_stage", "a")],
+)
+def test_a_pair_that_is_none_is_refused_with_its_place(tmp_path: Path, key: str, text: str) -> None:
+    assert "--" + key.replace("_", "-") in refusal(tmp_path, **{key: text})
+
+
+def test_stages_pair_by_name(tmp_path: Path) -> None:
+    assert compare(tmp_path, pair_stage="actor=actor_rollout").settings.pair_stage == {"actor": "actor_rollout"}
