@@ -80,11 +80,13 @@ class Alone:
         return f"{self.part.label} is only in the {self.side}"
 
 
-def selected(run: Run, selection: Selection, named: Callable[[Part], Part | None] = lambda part: part) -> Run:
+def selected(run: Run, selection: Selection | None, named: Callable[[Part], Part | None] = lambda part: part) -> Run:
     """Return the run with only the parts asked for. Raises UsageError where none of them is in it.
 
     `named` gives a part the names that the selection means.
     """
+    if selection is None:
+        return run
     parts = tuple(part for part in run.parts if selection.admits(named(part)))
     if not parts:
         there = listed(dict.fromkeys(part.label for part in run.parts))
