@@ -244,7 +244,8 @@ def collect(
     125 when it exited 0 but the evidence is not whole; 126 or 127 when it could not be run.
     """
     from precdiag.collect import collect as run
-    from precdiag.collect import document, side_commands
+    from precdiag.collect import side_commands
+    from precdiag.collection import document
     from precdiag.config import CollectSettings, load
     from precdiag.report import config_text, json_text, show
     from precdiag.report_collect import collection_text
@@ -284,8 +285,8 @@ def collect(
         parallel=settings.parallel,
         quiet=settings.quiet,
         timeout=settings.timeout,
-        check_determinism=check_determinism,
-        check_observer=check_observer,
+        repeat=check_determinism,
+        observe=check_observer,
     )
     show(json_text(document(collection)) if settings.format == "json" else collection_text(collection))
     raise typer.Exit(collection.status)

@@ -12,6 +12,7 @@ from precdiag.align import pair
 from precdiag.alignment import Alignment, alignment_of
 from precdiag.batches import Given, given_to, option_of, proposed_partners
 from precdiag.cause import Cause, find_cause
+from precdiag.collected import notes_on_collection
 from precdiag.communication import Communication
 from precdiag.dump import read_dump
 from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UnreadableError
@@ -165,6 +166,7 @@ def compare(
     partners.require(*runs)
     runs = selected(runs[0], selection), selected(runs[1], selection, partners.place_of)
     pairs, one_sided, notes = pair_parts(*runs, partners)
+    notes = (*notes_on_collection(baseline, candidate), *notes)
     results: list[PartResult] = []
     for _, of_step in groupby(pairs, lambda two: (two[0].stage, two[0].step)):
         decided = any(result.cause is not None for result in results)

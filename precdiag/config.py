@@ -22,8 +22,8 @@ from precdiag.errors import UsageError
 CONFIG_NAME = "precdiag.yaml"
 PREFIX = "PRECDIAG_"
 
-# Never settings: the first two belong to the injected hook and its processes, the last to main().
-RESERVED = frozenset({"PRECDIAG_SESSION", "PRECDIAG_OUT", "PRECDIAG_DEBUG"})
+# Never settings: the first three belong to launched processes and the hook in them, the last to main().
+RESERVED = frozenset({"PRECDIAG_SESSION", "PRECDIAG_OUT", "PRECDIAG_LAUNCH", "PRECDIAG_DEBUG"})
 
 # More steps or ranks than any run has: a slip such as 0-99999999 is refused before it fills the memory.
 MOST_INTEGERS = 1_000_000

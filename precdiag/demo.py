@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from precdiag.cause import Cause
-from precdiag.collect import LOG, Side, SideCommand, collect
+from precdiag.collect import collect
+from precdiag.collection import LOG, Side, SideCommand
 from precdiag.errors import UnreadableError
 from precdiag.session import Request
 

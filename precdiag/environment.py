@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ NUMERICAL_PACKAGES = ("torch", "torch-npu", "numpy", "triton", "transformers", "
 
 # These differ between any two processes and change nothing.
 IGNORED_VARIABLES = frozenset(
-    {"PRECDIAG_SESSION", "_", "SHLVL", "OLDPWD", "PWD", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+    {"PRECDIAG_SESSION", "PRECDIAG_LAUNCH", "_", "SHLVL", "OLDPWD", "PWD", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
     | {"TORCHELASTIC_ERROR_FILE", "PYTEST_CURRENT_TEST"}
 )
 
@@ -77,6 +77,11 @@ class Difference:
     baseline: Any
     candidate: Any
     numbers: bool
+
+    @property
+    def label(self) -> str:
+        """How the thing is named to people: `switch cudnn.benchmark`; what a run starts from speaks for itself."""
+        return self.name if self.kind in ("start", "process") else f"{self.kind} {self.name}"
 
 
 @dataclass(frozen=True)
@@ -135,25 +140,24 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _started_from(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Difference]:
-    """Compare the hashes of what the first common step started from: inputs, parameters, generators."""
-    one, two = _first_step(baseline), _first_step(candidate)
-    if one is None or two is None:
-        return
+    """Compare the hashes of what the first recorded step of each rank started from: inputs, parameters, generators."""
+    ours, theirs = baseline.get("starts") or {}, candidate.get("starts") or {}
+    for rank in sorted({*ours} & {*theirs}, key=lambda rank: (len(rank), rank)):
+        for each in _starts_apart(ours[rank], theirs[rank]):
+            yield each if rank == "-" else replace(each, name=f"rank {rank}'s {each.name.removeprefix('the ')}")
+
+
+def _starts_apart(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[Difference]:
     if one.get("inputs") != two.get("inputs"):
         yield Difference("start", "the first batch's integer inputs", one.get("inputs"), two.get("inputs"), True)
     parameters, others = one.get("parameters") or {}, two.get("parameters") or {}
     for name in [*parameters, *(name for name in others if name not in parameters)]:
         if parameters.get(name) != others.get(name):
-            yield Difference("start", f"parameter {name}", parameters.get(name), others.get(name), True)
+            yield Difference("start", f"the parameter {name}", parameters.get(name), others.get(name), True)
     for kind in ("torch", "npu", "cuda"):
         states = one.get("rng", {}).get(kind), two.get("rng", {}).get(kind)
         if None not in states and states[0] != states[1]:
-            yield Difference("start", f"random state of {kind}", states[0], states[1], True)
-
-
-def _first_step(receipt: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    steps: list[Mapping[str, Any]] = receipt.get("steps") or []
-    return steps[0] if steps else None
+            yield Difference("start", f"the random state of {kind}", states[0], states[1], True)
 
 
 def _plain(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Difference]:

@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from uuid import uuid4
 
 from precdiag.errors import PrecdiagError
 
@@ -28,6 +29,9 @@ GRACE_SECONDS = 30.0
 SWEEP_SECONDS = 5.0
 POLL_SECONDS = 0.05
 
+# In every process of one launch, and in no other's.
+MARKER = "PRECDIAG_LAUNCH"
+
 _SHELL = re.compile(r"[|&;<>()$`\n*?~]|^\s*\w+=")
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,14 +40,14 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Command:
     """What to run: words, where, with which environment, and where its output goes.
 
-    `marker`, NAME=value, stands in `environ`: what the command leaves behind is known by it.
+    `marker` is put into its environment: whatever the command leaves running is known by it.
     """
 
     words: tuple[str, ...]
     cwd: Path
     environ: Mapping[str, str]
     log: Path
-    marker: str
+    marker: str = field(default_factory=lambda: uuid4().hex)
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ def check_command(command: Command) -> None:
     name = command.words[0]
     path = command.environ.get("PATH", os.defpath)
     file = Path(name) if os.sep in name else None
+    if not command.cwd.is_dir():
+        raise PrecdiagError(f"{command.cwd}: no such folder", hint="check cwd in precdiag.yaml", exit_code=CANNOT_RUN)
     found = shutil.which(name, path=path) if file is None else shutil.which(str(command.cwd / file))
     if found is not None:
         return
@@ -85,25 +91,35 @@ def run_all(
     command leaves behind is ended too. `progress` is called between polls.
     """
     with _Signals() as signals:
-        runs = [_Run(command, echo) for command in commands]
-        deadline = time.monotonic() + timeout if timeout is not None else None
-        while any(run.poll() is None for run in runs):
-            progress()
-            if signals.taken:
-                _send(runs, signals.take(), f"by signal {signals.last}")
-            elif deadline is not None and time.monotonic() > deadline:
-                deadline = None
-                _send(runs, signal.SIGTERM, f"after --timeout {timeout:g} s")
+        runs: list[_Run] = []
+        try:
+            for command in commands:
+                runs.append(_Run(command, echo))
+            _wait(runs, signals, timeout, progress)
+        finally:
+            for run in runs:
+                run.kill()
+            for command in commands:
+                _sweep(command.marker)
             for run in runs:
                 run.pump()
-                run.kill_if_overdue()
-            time.sleep(POLL_SECONDS)
-        for run, command in zip(runs, commands, strict=True):
-            _sweep(command.marker)
-            run.pump()
-            run.output.close()
-        progress()
+                run.output.close()
         return [run.ended(signals.last) for run in runs]
+
+
+def _wait(runs: list[_Run], signals: _Signals, timeout: float | None, progress: Callable[[], None]) -> None:
+    deadline = time.monotonic() + timeout if timeout is not None else None
+    while any(run.poll() is None for run in runs):
+        progress()
+        if signals.taken:
+            _send(runs, signals.take(), f"by signal {signals.last}")
+        elif deadline is not None and time.monotonic() > deadline:
+            deadline = None
+            _send(runs, signal.SIGTERM, f"after --timeout {timeout:g} s")
+        for run in runs:
+            run.pump()
+            run.kill_if_overdue()
+        time.sleep(POLL_SECONDS)
 
 
 class _Run:
@@ -114,14 +130,21 @@ class _Run:
         self.kill_at: float | None = None
         self.echo = echo
         with command.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command.words,
-                cwd=command.cwd,
-                env=dict(command.environ),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    command.words,
+                    cwd=command.cwd,
+                    env={**command.environ, MARKER: command.marker},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise PrecdiagError(
+                    f"{command.words[0]}: {error.strerror}",
+                    hint="a script needs #! and an interpreter in its first line",
+                    exit_code=CANNOT_RUN,
+                ) from error
         self.output = command.log.open("rb")
 
     def poll(self) -> int | None:
@@ -141,8 +164,14 @@ class _Run:
 
     def kill_if_overdue(self) -> None:
         if self.kill_at is not None and time.monotonic() > self.kill_at:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the command's process group, if it is still there."""
+        if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def ended(self, last_signal: int | None) -> Ended:
         code = self.process.returncode
@@ -197,7 +226,7 @@ def _sweep(marker: str) -> None:
 
 
 def _carrying(marker: str) -> Iterator[int]:
-    wanted = marker.encode()
+    wanted = f"{MARKER}={marker}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from precdiag.collect import Collection, SideResult
+from precdiag.collection import Collection, SideResult
 from precdiag.doctor import Check
-from precdiag.environment import Difference
+from precdiag.environment import Difference, SwitchRow
 from precdiag.report import rendered
 
 # Differences that cannot change numbers are counted beyond this many; collection.json has them all.
@@ -28,12 +28,12 @@ def collection_text(collection: Collection) -> str:
         if side.proof.reason is not None:
             blocks.append(Text(f"  {side.proof.reason}" + (f"\n  {side.proof.hint}" if side.proof.hint else "")))
         blocks += [Text(f"  {note}", style="dim") for note in side.proof.notes]
-    if collection.differences:
-        blocks += [Text("\ndiffers between the sides", style="bold"), _differences(collection.differences)]
+    differing = [each for each in collection.differences if each.kind != "switch"]
+    if differing:
+        blocks += [Text("\ndiffers between the sides", style="bold"), _differences(differing)]
     if collection.switches:
-        same = sum(not row.differs for row in collection.switches)
-        blocks.append(Text(f"  {same} of {len(collection.switches)} numerical switches agree", style="dim"))
-    blocks += [Text(f"\n{line}") for line in (*collection.findings, *collection.notes)]
+        blocks += [Text("\nnumerical switches", style="bold"), _switches(collection.switches)]
+    blocks += [Text(f"\n{line}") for line in (*(f"{c.check}: {c.text}" for c in collection.checks), *collection.notes)]
     if collection.status == 0:
         blocks.append(Text(f"\nnext: precdiag compare {collection.folder}", style="bold"))
     return rendered(Group(*blocks))
@@ -71,6 +71,19 @@ def _steps(side: SideResult) -> Table:
     return table
 
 
+def _switches(switches: Sequence[SwitchRow]) -> Table:
+    """Draw the switches, those that differ first and marked."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    for heading in ("  switch", "baseline", "candidate"):
+        table.add_column(heading, overflow="fold")
+    for row in switches:
+        name = Text(f"{'≠' if row.differs else ' '} {row.name}")
+        if row.differs:
+            name.append(f"\n    {row.what}", style="not bold")
+        table.add_row(name, _text(row.baseline), _text(row.candidate), style="bold" if row.differs else "dim")
+    return table
+
+
 def _differences(differences: Sequence[Difference]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     for heading in ("  what", "baseline", "candidate"):
@@ -78,11 +91,13 @@ def _differences(differences: Sequence[Difference]) -> Table:
     plain = [each for each in differences if not each.numbers]
     for each in [each for each in differences if each.numbers] + plain[:PLAIN_DIFFERENCES_SHOWN]:
         style = "bold" if each.numbers else "dim"
-        table.add_row(f"  {each.kind} {each.name}", _text(each.baseline), _text(each.candidate), style=style)
+        table.add_row(f"  {each.label}", _text(each.baseline), _text(each.candidate), style=style)
     if len(plain) > PLAIN_DIFFERENCES_SHOWN:
         table.add_row(f"  and {len(plain) - PLAIN_DIFFERENCES_SHOWN} more, in collection.json", "", "", style="dim")
     return table
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "-"
     return shlex.join(map(str, value)) if isinstance(value, list | tuple) else str(value)

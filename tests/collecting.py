@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from precdiag.collect import Collection, SideCommand, SideResult, collect
+import pytest
+
+from precdiag.collect import collect
+from precdiag.collection import Collection, SideCommand, SideResult
 from precdiag.launch import Ended
 from precdiag.receipts import prove
 from precdiag.session import INJECT, Request, write_session
@@ -27,9 +32,7 @@ PLAIN_CALLS = 14
 
 def one_side(folder: Path, *words: str, env: dict[str, str] | None = None, **options: Any) -> SideResult:
     """Collect one side of `words`; options are the request's, and collect's own."""
-    mine = {
-        key: options.pop(key) for key in ("force", "timeout", "check_determinism", "check_observer") if key in options
-    }
+    mine = {key: options.pop(key) for key in ("force", "timeout", "repeat", "observe") if key in options}
     collection = both_sides(folder, {"candidate": (words, env or {})}, options, **mine)
     return collection.sides[0]
 
@@ -48,8 +51,36 @@ def shape(name: str, number: int = 3, env: Mapping[str, str] | None = None, **re
     return Run((TRAIN, name, str(number)), request, env or {})
 
 
-def warm(folder: Path, runs: Mapping[str, Run]) -> dict[str, SideResult]:
-    """Collect every run into a folder of its own, in forks of one process that has torch and msprobe imported."""
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder `name`, which `make` fills: once for all of xdist's workers."""
+    root = factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
+    with (folder.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / "done.json"
+        if not done.exists():
+            folder.mkdir()
+            done.write_text(json.dumps(make(folder)))
+    return folder
+
+
+def warm(
+    factory: pytest.TempPathFactory, name: str, runs: Callable[[Path], Mapping[str, Run]]
+) -> dict[str, SideResult]:
+    """Collect every run into a folder of its own, in forks of one process that has torch and msprobe imported.
+
+    `runs` is given the folder above the runs' own.
+    """
+    folder = once(factory, name, lambda folder: _run_warm(folder, runs(folder)))
+    codes = json.loads((folder / "done.json").read_text())
+    found = {}
+    for (key, run), code in zip(runs(folder).items(), codes, strict=True):
+        command = SideCommand(run.words, env=run.env)
+        found[key] = SideResult("candidate", folder / key, command, Ended(code), prove(folder / key))
+    return found
+
+
+def _run_warm(folder: Path, runs: Mapping[str, Run]) -> list[int]:
     for name, run in runs.items():
         write_session(folder / name, Request(**run.request), side="candidate", identity=name)
     orders = [
@@ -61,12 +92,8 @@ def warm(folder: Path, runs: Mapping[str, Run]) -> dict[str, SideResult]:
     done = subprocess.run(
         words, input=json.dumps(orders), env=environ, capture_output=True, text=True, check=True, timeout=300
     )
-    found = {}
-    for (name, run), status in zip(runs.items(), done.stdout.split()[-len(runs) :], strict=True):
-        side, command = folder / name, SideCommand(run.words, env=run.env)
-        code = int(status)
-        found[name] = SideResult("candidate", side, command, Ended(128 - code if code < 0 else code), prove(side))
-    return found
+    codes: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return [128 - code if code < 0 else code for code in codes]
 
 
 def both_sides(folder: Path, sides: dict[str, Any], request: dict[str, Any], **options: Any) -> Collection:
@@ -80,6 +107,20 @@ def both_sides(folder: Path, sides: dict[str, Any], request: dict[str, Any], **o
 def train(shape: str, steps: int = 3) -> tuple[str, ...]:
     """The words that run train.py's `shape`."""
     return sys.executable, TRAIN, shape, str(steps)
+
+
+def interpreter_without(folder: Path, *prefixes: str) -> str:
+    """A Python whose site-packages hold ours but for what begins with one of `prefixes`; precdiag is never in it."""
+    library = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    library.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    base = Path(sys.executable).resolve()
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    (folder / "bin" / "python").symlink_to(base)
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.lower().startswith(("precdiag", "_precdiag", "__editable__", *prefixes)):
+            (library / entry.name).symlink_to(entry)
+    return str(folder / "bin" / "python")
 
 
 def calls(side: SideResult, step: int, rank: str = "*") -> list[str]:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from collecting import DATA, PLAIN_CALLS, ROOT, SCRIPTS, Run, calls, shape, states, train, warm
 
-from precdiag.collect import SideResult, first_difference
+from precdiag.collection import SideResult
 from precdiag.receipts import read_receipts
+from precdiag.rerun import first_difference
 from precdiag.session import Request, write_session
-
-pytestmark = pytest.mark.xdist_group("steps")  # one process runs all of RUNS: its fixture must not be made twice
 
 DEMO = str(ROOT / "precdiag" / "demo_script.py")
 LEVELS, TASKS = ("L0", "L1", "mix"), ("statistics", "tensor")
@@ -72,14 +71,13 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SideResult]:
-    folder = tmp_path_factory.mktemp("steps")
-    config = {"task": "statistics", "rank": [], "step": [0, 1], "level": "L1", "statistics": {}}
-    (folder / "theirs.json").write_text(json.dumps({**config, "dump_path": str(folder / "theirs")}))
-    more = {
-        "foreign": shape("own_debugger", env={"TEST_CONFIG": str(folder / "theirs.json")}),
-        "ranks": shape("forked_ranks", env={"TEST_STORE": str(folder / "store")}, steps=(0, 2), ranks=(1,)),
-    }
-    return warm(folder, {**RUNS, **more})
+    return warm(tmp_path_factory, "steps", runs)
+
+
+def runs(folder: Path) -> dict[str, Run]:
+    foreign = shape("own_debugger", env={"TEST_OUT": str(folder / "theirs")})
+    ranks = shape("forked_ranks", env={"TEST_STORE": str(folder / "store")}, steps=(0, 2), ranks=(1,))
+    return {**RUNS, "foreign": foreign, "ranks": ranks}
 
 
 @pytest.mark.parametrize(("name", "counts"), [(name, counts) for name, _, counts in STEPS])

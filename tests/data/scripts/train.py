@@ -3,6 +3,7 @@
     python train.py SHAPE [STEPS]
 """
 
+import json
 import os
 import signal
 import sys
@@ -200,14 +201,30 @@ def nested(steps):
         optimizer.zero_grad()
 
 
-def tokens(steps):
-    """Integer inputs; TEST_TOKEN changes one of them."""
-    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
+def scaled(steps):
+    """One process; TEST_SCALE scales the first weight."""
+    model = small()
+    with torch.no_grad():
+        model[0].weight.mul_(float(os.environ.get("TEST_SCALE", 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
-        model(torch.tensor([1, 2, int(os.environ.get("TEST_TOKEN", 3))])).pow(2).sum().backward()
+        model(batch()).pow(2).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def tokens(steps):
+    """Integer inputs; TEST_TOKEN changes one of them, TEST_TF32 a switch."""
+    if "TEST_TF32" in os.environ:
+        torch.set_float32_matmul_precision("high")
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        loss = model(torch.tensor([1, 2, int(os.environ.get("TEST_TOKEN", 3))])).pow(2).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step} loss: {loss.item():.6f}")
 
 
 def forked(steps):
@@ -223,11 +240,6 @@ def forked(steps):
 def observed(steps):
     """A script that notices the hook: its losses differ under it."""
     print("loss: 0.5" if "PRECDIAG_SESSION" in os.environ else "loss: 0.25")
-    plain(steps)
-
-
-def seedless(steps):
-    """Never seeds: see main()."""
     plain(steps)
 
 
@@ -290,10 +302,15 @@ def nothing_called(steps):
 
 
 def own_debugger(steps):
-    """The script brings its own PrecisionDebugger; TEST_CONFIG names its config."""
+    """A PrecisionDebugger of the script's own; TEST_OUT is where it dumps."""
     from msprobe.pytorch import PrecisionDebugger
 
-    debugger = PrecisionDebugger(config_path=os.environ["TEST_CONFIG"])
+    out = os.environ["TEST_OUT"]
+    config = {"task": "statistics", "dump_path": out, "rank": [], "step": [0, 1], "level": "L1", "statistics": {}}
+    os.makedirs(out)
+    with open(f"{out}/config.json", "w") as file:
+        json.dump(config, file)
+    debugger = PrecisionDebugger(config_path=f"{out}/config.json")
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
@@ -303,11 +320,6 @@ def own_debugger(steps):
         debugger.stop()
         debugger.step()
         optimizer.zero_grad()
-
-
-def unseeded(steps):
-    torch.seed()
-    plain(steps)
 
 
 def forked_ranks(steps):
@@ -341,7 +353,7 @@ def ddp(steps, **group):
 
 def main():
     shape, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    if shape != "seedless":
+    if "TEST_UNSEEDED" not in os.environ:
         torch.manual_seed(0)
     globals()[shape](steps)
 

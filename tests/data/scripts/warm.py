@@ -1,7 +1,7 @@
 """Run many scripts under the hook, each in a fork of this one process, which has torch and msprobe imported already.
 
-stdin: a JSON list of {"session", "words", "env"}; a status a line on stdout, in that order. In each fork the hook starts
-as sitecustomize starts it: what a run spares is the import alone.
+stdin: a JSON list of {"session", "inject", "words", "env"}; the last line on stdout is the list of statuses. In each
+fork the hook starts as sitecustomize starts it: what a run spares is the import alone.
 """
 
 import atexit
@@ -41,12 +41,21 @@ def child(run):
 
 
 def main():
+    """Two at a time: the machines that this is for have two cores."""
     gc.freeze()
-    for run in json.load(sys.stdin):
-        pid = os.fork()
-        if pid == 0:
-            child(run)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    runs = json.load(sys.stdin)
+    waiting, running, codes = list(enumerate(runs)), {}, [None] * len(runs)
+    while waiting or running:
+        if waiting and len(running) < 2:
+            place, run = waiting.pop(0)
+            pid = os.fork()
+            if pid == 0:
+                child(run)
+            running[pid] = place
+            continue
+        pid, status = os.wait()
+        codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
+    print(json.dumps(codes))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,69 @@
+"""What collect wrote about two dumps: how their environments differ, which check warns, whether they were verified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from precdiag.environment import differences
+
+# DIR/collection.json stands at most this far above a dumped file's folder: DIR/side/dump/step0/rank0.
+_HIGHEST = 5
+# Differences listed in a note each; collection.json has them all.
+_LISTED = 8
+
+
+def notes_on_collection(baseline: Path, candidate: Path) -> tuple[str, ...]:
+    """Say what can change numbers and differs between two collected sides, before any call is looked at.
+
+    Each path lies in a collection of its own or both in one; () where a dump was not collected by precdiag.
+    """
+    sides = {"baseline": _find_side(baseline), "candidate": _find_side(candidate)}
+    notes = [note for name, side in sides.items() if side is not None for note in _warnings(name, side)]
+    facts = [side["environment"] for side in sides.values() if side is not None and side.get("environment")]
+    if len(facts) == 2:
+        notes += _differing(*facts)
+    return tuple(notes)
+
+
+def _find_side(path: Path) -> dict[str, Any] | None:
+    """Return the entry in collection.json of the side whose folder `path` is or lies in."""
+    absolute = path.absolute()
+    for folder in (absolute, *absolute.parents[:_HIGHEST]):
+        collection = _read(folder.parent / "collection.json")
+        entry = collection.get("sides", {}).get(folder.name)
+        if entry is not None:
+            return {**entry, "checks": collection.get("checks", [])}
+    return None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _warnings(name: str, side: Mapping[str, Any]) -> Iterator[str]:
+    for check in side["checks"]:
+        if check["found"]:
+            yield f"{check['check']}: {check['text']}"
+    if not side.get("verified", True):
+        why = side.get("reason") or f"its command ended with status {side.get('status')}"
+        yield f"the {name}'s collection was not verified: {why}"
+
+
+def _differing(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[str]:
+    found = [each for each in differences(baseline, candidate) if each.numbers]
+    for each in found[:_LISTED]:
+        yield f"the sides differ in {each.label}: {_short(each.baseline)} → {_short(each.candidate)}"
+    if len(found) > _LISTED:
+        yield f"and in {len(found) - _LISTED} more things that can change numbers: see collection.json"
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return text if len(text) <= 60 else text[:60] + "…"
