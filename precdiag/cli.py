@@ -68,6 +68,9 @@ def compare(
     max_rel: Annotated[float | None, typer.Option(help="Band: largest relative error allowed.")] = None,
     cosine_min: Annotated[float | None, typer.Option(help="Band: smallest cosine allowed; needs tensors.")] = None,
     max_ulp: Annotated[int | None, typer.Option(help="Band: largest distance in ulp; needs tensors.")] = None,
+    cross_device: Annotated[
+        bool, typer.Option("--cross-device", help="Show first what rounding between two devices does not explain.")
+    ] = False,
     step: Steps = None,
     rank: Ranks = None,
     stage: Stage = None,
@@ -83,6 +86,8 @@ def compare(
 
     Exits 0 when nothing differs, 1 when something does, 2 when that cannot be told.
     """
+    from dataclasses import replace
+
     from precdiag.compare import compare as run
     from precdiag.compare_tables import compare_tables
     from precdiag.config import CompareSettings, load
@@ -97,6 +102,7 @@ def compare(
         "max_rel": max_rel,
         "cosine_min": cosine_min,
         "max_ulp": max_ulp,
+        "cross_device": cross_device or None,
         "step": step,
         "rank": rank,
         "stage": stage,
@@ -121,6 +127,7 @@ def compare(
         sides = _two_sides(paths)
         with progress_on_stderr() as progress:
             comparison = run(*sides, policy, selection, settings.limit, progress)
+    comparison = replace(comparison, cross_device=comparison.cross_device or settings.cross_device)
     as_json = settings.format == "json"
     show(json_text(comparison_document(comparison)) if as_json else comparison_text(comparison))
     for part in comparison.parts:

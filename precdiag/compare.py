@@ -14,6 +14,7 @@ from precdiag.batches import Given, given_to, option_of, proposed_partners
 from precdiag.cause import Cause, find_cause
 from precdiag.collected import notes_on_collection
 from precdiag.communication import Communication
+from precdiag.devices import on_two_devices
 from precdiag.dump import read_dump
 from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UnreadableError
 from precdiag.evidence import (
@@ -137,6 +138,7 @@ class Comparison:
     alignment: Alignment = field(default_factory=Alignment)
     rounding: Rounding | None = None
     proposal: str | None = None
+    cross_device: bool = False
     notes: tuple[str, ...] = ()
     of_tables: bool = False
 
@@ -327,6 +329,8 @@ def conclude(
         smallest_band=_widest(part.bound for part in parts),
         alignment=sum((part.alignment for part in parts), Alignment()),
         rounding=_earliest_rounding(parts),
+        cross_device=any(part.rounding is not None and part.rounding.ported for part in parts)
+        or on_two_devices(baseline, candidate),
         notes=tuple(dict.fromkeys(said)),
     )
 

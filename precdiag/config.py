@@ -149,6 +149,7 @@ class CompareSettings(Section):
     max_rel: Bound | None = None
     cosine_min: Annotated[float, Field(ge=-1, le=1)] | None = None
     max_ulp: Annotated[int, Field(ge=0)] | None = None
+    cross_device: bool = False
     step: Integers | None = None
     rank: Integers | None = None
     stage: Text | None = None

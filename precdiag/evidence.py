@@ -26,6 +26,7 @@ SHAPE, DTYPE, ARGUMENT, VALUE, GRAD = 1, 2, 4, 8, 16
 ROUNDING_REASON = "within the rounding of the statistic: collect md5 or tensor"
 NO_STATISTICS_REASON = "no statistics, checksum or tensor on both sides"
 DIALECT_REASON = "the checksums may be of two msprobe dialects (up to 8.1 and from 8.3): collect both sides with one"
+PORT_NOTE = "device arguments differ: that is the port itself"
 UNINITIALISED_REASON = "uninitialised memory"
 
 _DEVICE = re.compile(r"(?:cpu|cuda|npu|gpu|xpu|musa|mps)(?::(?:\d+|None))?")
@@ -111,7 +112,7 @@ def _judge_exactly(pairs: Pairs) -> list[str]:
     for at in np.flatnonzero(argument).tolist():
         ported[at] = all(_DEVICE.fullmatch(str(side[at])) for side in (left_value, right_value))
     pairs.differ(argument & ~ported, ARGUMENT)
-    return [f"{ported.sum()} device arguments differ: that is the port itself"] if ported.any() else []
+    return [f"{ported.sum()} {PORT_NOTE}"] if ported.any() else []
 
 
 def _judge_bytes(pairs: Pairs, files: np.ndarray, progress: Callable[[int, int], None]) -> None:

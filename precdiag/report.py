@@ -1,4 +1,4 @@
-"""Draw results for a terminal, and print them: the only importer of rich."""
+"""Draw results for a terminal, and print them; rich is imported by the report modules alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,8 @@ from precdiag.config import Given
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
 from precdiag.overview import Outcome, listed_numbers, overview
+from precdiag.report_blocks import field_grid, labelled, section
+from precdiag.report_rounding import rounding_block, rounding_next, smallest_band_text
 
 # Work that takes less than this shows no progress bar.
 PATIENCE_SECONDS = 1.0
@@ -69,6 +70,8 @@ def config_text(rows: Iterable[Given]) -> str:
 def comparison_text(comparison: Comparison) -> str:
     """Draw a comparison: the first cause, the rows around it, what the band hides, symptoms, coverage, what next."""
     blocks: list[RenderableType] = [_headline(comparison)]
+    if comparison.cross_device and comparison.rounding is not None:
+        blocks += rounding_block(comparison, comparison.rounding)
     if comparison.cause is not None:
         blocks += [labelled("first cause", _cause_fields(comparison.cause))]
         blocks += [section("rows around it", _rows(comparison.around, marked=comparison.cause.row))]
@@ -187,16 +190,6 @@ def _difference(row: Row) -> list[tuple[str, str]]:
     return fields
 
 
-def labelled(title: str, fields: Sequence[tuple[str, str]]) -> RenderableType:
-    """Draw a section of named values, one a line."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(style="dim", no_wrap=True, min_width=10)
-    grid.add_column(overflow="fold")
-    for name, value in fields:
-        grid.add_row(f"  {name}", Text(value, style="bold" if name == "row" else ""))
-    return section(title, grid)
-
-
 def _rows(rows: Sequence[Row], marked: Row | None = None) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     table.add_column("")
@@ -250,15 +243,11 @@ def _footing(comparison: Comparison) -> RenderableType:
     )
     counts += "".join(f"; {count:,} {what}" for count, what in rest if count)
     fields = [("coverage", counts), ("evidence", _STRENGTH[comparison.evidence])]
+    fields += [("band", each) for each in smallest_band_text(comparison.smallest_band)]
     fields += [("note", note) for note in comparison.notes]
     fields += [("msprobe", "its Result is not shown: it decides nothing here")]
     fields += [("next", step) for step in _next(comparison)]
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(style="dim", no_wrap=True, min_width=10)
-    grid.add_column(overflow="fold")
-    for name, value in fields:
-        grid.add_row(f"  {name}", value)
-    return grid
+    return field_grid(fields)
 
 
 def _next(comparison: Comparison) -> list[str]:
@@ -272,15 +261,12 @@ def _next(comparison: Comparison) -> list[str]:
         places = [part.place for part in comparison.parts]
         steps = ",".join(dict.fromkeys(str(place.step) for place in places if place.step is not None))
         return [f"precdiag compare {both} --step {steps}"] if steps else []
+    if following := rounding_next(comparison):
+        return following
     if comparison.cause is None or comparison.evidence >= BYTES:
         return []
     step = 0 if comparison.cause.row.step is None else comparison.cause.row.step
     return [f"precdiag collect --task tensor --step {step} --list {comparison.cause.row.call} --out DIR …"]
-
-
-def section(title: str, content: RenderableType) -> Group:
-    """Draw a titled section."""
-    return Group(Text(""), Rule(Text(title, style="bold"), align="left", style="dim"), content)
 
 
 def _text(value: int | None) -> str:

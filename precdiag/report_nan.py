@@ -11,7 +11,8 @@ from rich.text import Text
 
 from precdiag.nonfinite import GENERATED, KILLED, PROPAGATED
 from precdiag.origin import Origin
-from precdiag.report import labelled, place_of, rendered, section
+from precdiag.report import place_of, rendered
+from precdiag.report_blocks import labelled, section
 from precdiag.survey import FINITE, NON_FINITE, Event, Excluded, PartSurvey, Survey
 
 # How many events, exclusions and parts the table lists; the JSON has --limit events and all of the others.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from precdiag.cause import Cause, stack_at
 from precdiag.finding import Row, row_of
+from precdiag.given import given_integers, given_parameters, is_port
 from precdiag.judge import Judged
 from precdiag.kinds import is_parameter
 from precdiag.relative import floor_of
@@ -74,9 +74,11 @@ class Level:
 class Rounding:
     """The second finding beside the first cause; it decides neither verdict nor exit status.
 
-    onset: the first cause, where it is rounding and no fault by itself. u: the coarsest roundoff that was compared.
-    largest: the largest finite error in units of its row's u. parameters: how many there are and how many are equal.
-    arguments: rows of arguments that differ. tf32: rows of multiplications that look like TF32 or HF32 on one side.
+    onset: the first cause, where it is rounding and no fault by itself. arguments: rows of arguments that differ.
+    tf32: rows of multiplications that look like TF32 or HF32 on one side. parameters, integers (tokens, labels, masks
+    that no dumped call made): how many are equal, of how many. u: the coarsest roundoff that was compared. largest: the
+    largest finite error in units of its row's u. ported: one side alone calls the NPU's own operators, or the sides
+    name other devices.
     """
 
     onset: Row | None
@@ -87,11 +89,11 @@ class Rounding:
     routing: tuple[Row, ...]
     arguments: tuple[Row, ...]
     tf32: tuple[Row, ...]
+    parameters: tuple[int, int]
+    integers: tuple[int, int]
     u: float
     largest: float
-
-
-Arbiter = Callable[[int], str | None]
+    ported: bool
 
 
 def find_rounding(judged: Judged, cause: Cause | None, *, fresh: bool) -> Rounding | None:
@@ -117,8 +119,11 @@ def find_rounding(judged: Judged, cause: Cause | None, *, fresh: bool) -> Roundi
         routing=tuple(row_of(judged, at) for at in found.routing),
         arguments=tuple(row_of(judged, at) for at in differing_arguments(judged)),
         tf32=tuple(row_of(judged, at) for at in _like_tf32(judged, found)),
+        parameters=given_parameters(judged),
+        integers=given_integers(judged),
         u=float(np.nanmax(errors.u)) if finite.any() else np.nan,
         largest=float(scaled.max()) if len(scaled) else 0.0,
+        ported=is_port(judged),
     )
 
 
@@ -139,7 +144,8 @@ def _onset(judged: Judged, cause: Cause, found: Suspects) -> Row | None:
 
 def _beyond(judged: Judged, found: Suspects, line: int) -> Beyond:
     what = found.beyond[line]
-    e_in, e_out = float(found.e_in[line]), float(found.errors.e[line])
+    e_in = 0.0 if what == PARAMETER_BEYOND else float(found.e_in[line])
+    e_out = float(found.errors.e[line])
     told = differing_arguments(judged, int(judged.rows["call"].iat[line])) if what == "output" else []
     at = told[0] if told else line
     row = row_of(judged, at)

@@ -58,6 +58,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
         "compare.max_rel": "PRECDIAG_COMPARE_MAX_REL",
         "compare.cosine_min": "--cosine-min",
         "compare.max_ulp": "default",
+        "compare.cross_device": "default",
         "compare.step": "default",
         "compare.rank": "default",
         "compare.stage": "default",
