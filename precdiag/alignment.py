@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from precdiag.align import MAP, NAME, PREFIX, SEQUENCE
 from precdiag.judge import Judged
+from precdiag.match import MAP, NAME, PREFIX, SEQUENCE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -32,6 +32,7 @@ from precdiag.layout import Part, open_run
 from precdiag.onesided import notes_on, recognise, unexplained
 from precdiag.parts import Alone, Selection, listed, pair_parts, selected
 from precdiag.ranks import communications_in, earliest
+from precdiag.replaced import Replaced, explained_calls, judge_regions
 from precdiag.rounding import Rounding, explained_cause, find_rounding
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class PartResult:
     alignment: Alignment = field(default_factory=Alignment)
     rounding: Rounding | None = None
     given: Given | None = None
+    replaced: tuple[Replaced, ...] = ()
     notes: tuple[str, ...] = ()
     error: str | None = None
 
@@ -207,12 +209,13 @@ def compare_part(
 
 def conclude_part(judged: Judged, policy: Policy, limit: int, gradients_were_equal: bool) -> PartResult:
     """Name the first cause of one judged pair of parts, and keep what the report needs of it."""
-    recognised = recognise(judged)
-    cause = find_cause(judged, recognised, gradients_were_equal=gradients_were_equal)
+    replaced = judge_regions(judged)
+    recognised = explained_calls(replaced, recognise(judged))
+    cause = find_cause(judged, recognised, gradients_were_equal=gradients_were_equal, replaced=replaced)
     rounding = find_rounding(judged, cause, fresh=judged.baseline.part.step in (None, 0))
     if cause is not None and rounding is not None:
         cause = explained_cause(cause, rounding.onset)
-    return replace(_summary(judged, recognised, cause, rounding, policy, limit), rounding=rounding)
+    return replace(_summary(judged, recognised, cause, rounding, policy, limit), rounding=rounding, replaced=replaced)
 
 
 def _summary(
@@ -228,13 +231,14 @@ def _summary(
     rows = judged.rows
     state = rows["state"].to_numpy()
     one_sided = (state == BASELINE_ONLY) | (state == CANDIDATE_ONLY)
+    known = np.isin(rows["call"].to_numpy(), list(recognised))
     line = len(rows) if cause is None else cause.row.order
     nowhere = np.array([], dtype=np.int64)
     own = np.zeros(len(rows), dtype=bool)
     if cause is not None:
         whole_call = cause.row.slot is None
         own = (rows["call"] == rows["call"].iat[line]).to_numpy() if whole_call else np.arange(len(rows)) == line
-    symptoms = np.flatnonzero(((state == DIFFERENT) | one_sided) & ~own) if cause is not None else nowhere
+    symptoms = np.flatnonzero(((state == DIFFERENT) | (one_sided & ~known)) & ~own) if cause is not None else nowhere
     outside = np.flatnonzero(rows["outside"].to_numpy() | unexplained(judged, recognised))
     hidden = np.flatnonzero((state == DIFFERENT) & ~rows["outside"].to_numpy()) if policy.mode == "band" else nowhere
     blocking = np.flatnonzero(rows["blocking"].to_numpy())

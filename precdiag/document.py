@@ -13,6 +13,7 @@ from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
 from precdiag.layout import part_order
 from precdiag.overview import DIFFERENT, missing, outcome_of
+from precdiag.replaced import Replaced
 from precdiag.rounding import Beyond, Jump
 
 EVIDENCE_NAMES = {
@@ -53,7 +54,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "jumps": [] if rounding is None else [_jump(jump) for jump in rounding.jumps],
         "profile": [] if rounding is None else [asdict(level) for level in rounding.profile],
         "smallest_band": asdict(comparison.smallest_band),
-        "replaced": [],
+        "replaced": [_replaced(region) for part in parts for region in part.replaced],
         "notes": list(comparison.notes),
     }
     contract: dict[str, Any] = plain(document)
@@ -84,6 +85,12 @@ def _alignment(alignment: Alignment) -> dict[str, Any]:
         None if alignment.stopped is None else dict(zip(("baseline", "candidate"), alignment.stopped, strict=True))
     )
     return {"calls": alignment.counts, "pairs": [asdict(pair) for pair in alignment.pairs], "stopped": stopped}
+
+
+def _replaced(region: Replaced) -> dict[str, Any]:
+    """A replaced region: the calls inside it, whether its results agree, and their errors as at `_beyond`."""
+    keys = ("name", "baseline", "candidate", "boundary", "explained", "e_in", "e_out", "note")
+    return {key: getattr(region, key) for key in keys}
 
 
 def _by_rank(comparison: Comparison) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from precdiag.evidence import (
     VALUE,
 )
 from precdiag.judge import Judged
+from precdiag.match import SEQUENCE
 from precdiag.rows import STATISTICS
 
 _UNDIFFERENT = {EQUAL: "equal", UNKNOWN: "unknown", EXCLUDED: "uninitialised"}
@@ -58,6 +59,9 @@ def row_of(judged: Judged, line: int) -> Row:
     call = dump.calls.iloc[int(dump.rows["call"].cat.codes.iat[at])]
     name = f"{entry['call']}.{entry['slot']}"
     other = judged.candidate.name(int(judged.rows["candidate"].iat[line])) if is_paired(judged, line) else name
+    how = str(judged.pairing.calls["how"].iat[int(judged.rows["call"].iat[line])])
+    if not how and is_paired(judged, line):  # the results of a replaced region
+        how = SEQUENCE
     return Row(
         step=judged.baseline.part.step if judged.baseline.part.step is not None else judged.candidate.part.step,
         rank=judged.baseline.part.rank if judged.baseline.part.rank is not None else judged.candidate.part.rank,
@@ -71,7 +75,7 @@ def row_of(judged: Judged, line: int) -> Row:
         metrics=_metrics(judged, line),
         evidence=int(judged.rows["evidence"].iat[line]),
         module=module_of(dump, int(dump.rows["call"].cat.codes.iat[at])),
-        how=str(judged.pairing.calls["how"].iat[int(judged.rows["call"].iat[line])]),
+        how=how,
         partner=None if other == name else other,
     )
 

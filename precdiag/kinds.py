@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from precdiag.dump import Dump, fingerprints
 from precdiag.evidence import (
     ARGUMENT,
@@ -18,6 +20,7 @@ from precdiag.evidence import (
 from precdiag.finding import is_beyond, side_of, texts_of
 from precdiag.judge import Judged
 from precdiag.operations import WEIGHT_SLOTS, is_random, is_routing
+from precdiag.replaced import Replaced
 from precdiag.rows import INPUT, OUTPUT, PARAMETER
 
 _NOT_PROOF = "statistics are not proof: they may still differ in order or in single elements; collect md5 or tensor"
@@ -26,12 +29,14 @@ _GRAD_NEXT = "check which parameters are frozen, and no_grad blocks"
 _TWO_PATHS = "read the two code paths at this line side by side"
 
 
-def explain(judged: Judged, line: int, gradients_were_equal: bool) -> tuple[str, str, str]:
+def explain(
+    judged: Judged, line: int, gradients_were_equal: bool, replaced: tuple[Replaced, ...] = ()
+) -> tuple[str, str, str]:
     """Return kind, why and what to do next: the first kind of DESIGN's list that fits."""
     aspects = int(judged.rows["aspects"].iat[line])
     state = int(judged.rows["state"].iat[line])
     if state in (BASELINE_ONLY, CANDIDATE_ONLY):
-        return _explain_one_sided(judged, line, state)
+        return _explain_one_sided(judged, line, state, replaced)
     before, after = texts_of(judged, line)
     if aspects & SHAPE:
         return "shape", f"its shape is {before} in the baseline and {after} in the candidate", "look at what made it"
@@ -41,6 +46,9 @@ def explain(judged: Judged, line: int, gradients_were_equal: bool) -> tuple[str,
         return "argument", f"called with {before} in the baseline and {after} in the candidate", "align the argument"
     if aspects == GRAD:
         return "requires_grad", f"requires_grad is {before} in the baseline and {after} in the candidate", _GRAD_NEXT
+    for region in replaced:
+        if line in region.lines:
+            return "introduced", f"{region.sides}; {_told(region)}", "read what stands behind it: beyond rounding"
     dump, at = side_of(judged, line)
     io = int(dump.rows["io"].iat[at])
     if io == PARAMETER or (io == INPUT and is_parameter(judged, line)):
@@ -50,7 +58,16 @@ def explain(judged: Judged, line: int, gradients_were_equal: bool) -> tuple[str,
     return _explain_output(judged, line)
 
 
-def _explain_one_sided(judged: Judged, line: int, state: int) -> tuple[str, str, str]:
+def _told(region: Replaced) -> str:
+    """How far apart a region's results are, in units of the roundoff."""
+    if math.isnan(region.e_out) or math.isnan(region.u):
+        return "their results differ"
+    out, taken = f"{region.e_out / region.u:.2g}", f"{region.e_in / region.u:.2g}"
+    verdict = "rounding explains that" if region.explained else "that is more than rounding"
+    return f"what they hand on differs by {out} u, what was taken in by {taken}: {verdict}"
+
+
+def _explain_one_sided(judged: Judged, line: int, state: int, replaced: tuple[Replaced, ...]) -> tuple[str, str, str]:
     dump, at = side_of(judged, line)
     here, there = ("baseline", "candidate") if state == BASELINE_ONLY else ("candidate", "baseline")
     whole = judged.pairing.calls["how"].iat[int(judged.rows["call"].iat[line])] == ""
@@ -58,6 +75,9 @@ def _explain_one_sided(judged: Judged, line: int, state: int) -> tuple[str, str,
         first = zip((judged.baseline, judged.candidate), judged.pairing.stopped or (), strict=True)
         names = " stands against ".join(str(side.calls["name"].iat[position]) for side, position in first)
         return "structure", f"not comparable beyond here: {names}, and too little behind them matches", _TWO_PATHS
+    for region in replaced:
+        if int(judged.rows["call"].iat[line]) in region.calls:
+            return "structure", f"{region.sides}; {_told(region)}", _TWO_PATHS
     if whole:
         why = f"only the {here} made this call; the {there} has none to pair with it"
         return "structure", why, _TWO_PATHS

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
     from precdiag.judge import Judged
 
-RECOMPUTED, OPTIMIZER = "recomputed", "optimizer"
+RECOMPUTED, OPTIMIZER, REPLACED = "recomputed", "optimizer", "replaced"
 
 _MEANING = {
     RECOMPUTED: "activation recomputation: no divergence by themselves",
+    REPLACED: "in replaced regions, whose results agree or differ by what rounding explains",
     OPTIMIZER: "inside an optimizer step: the next step's parameters decide there",
 }
 

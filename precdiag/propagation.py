@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from precdiag.evidence import EXCLUDED
 from precdiag.judge import Judged
 from precdiag.relative import Errors
+from precdiag.replaced import largest_before
 from precdiag.rows import INPUT, OUTPUT
 from precdiag.statistic import element_counts
 
@@ -52,9 +53,11 @@ def incoming(judged: Judged, errors: Errors) -> tuple[np.ndarray, np.ndarray]:
     for to, of in ((parent, child), (backward, forward)):
         np.fmax.at(own, to, whole[of])
         np.fmax.at(roundoff, to, roundoff[of])
-    level = _level(errors.e)
+    level = largest_before(errors.e)
     e_in = np.where(io == OUTPUT, np.nan_to_num(own, nan=0.0)[call], level)
-    e_in = np.where((io == OUTPUT) & ~errors.exact, np.fmax(e_in, level), e_in)
+    # What a replaced region takes in is not paired: like an input, its result stands behind all that precedes it.
+    alone = (judged.pairing.calls[["baseline", "candidate"]] < 0).any(axis=1).to_numpy()[call]
+    e_in = np.where((io == OUTPUT) & (alone | ~errors.exact), np.fmax(e_in, level), e_in)
     return e_in, roundoff[call]
 
 
@@ -65,14 +68,6 @@ def _largest(lines: pd.DataFrame, column: str, size: int) -> np.ndarray:
     largest = np.full(size, np.nan)
     np.fmax.at(largest, lines["call"].to_numpy(), lines[column].to_numpy())
     return largest
-
-
-def _level(e: np.ndarray) -> np.ndarray:
-    """The largest finite error of the lines before each line."""
-    import numpy as np
-
-    finite = np.where(np.isfinite(e), e, 0.0)
-    return np.concatenate([[0.0], np.maximum.accumulate(finite)[:-1]]) if len(e) else finite
 
 
 def _cancelled(judged: Judged, errors: Errors, tensor: np.ndarray, io: np.ndarray) -> np.ndarray:

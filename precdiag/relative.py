@@ -91,7 +91,7 @@ def floor_of(u: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(u >= HALF, FLOOR_HALF, FLOOR_SINGLE) * u)
 
 
-def explained(e_out: np.ndarray, e_in: np.ndarray, u: np.ndarray, calls: int = 1) -> np.ndarray:
+def explained(e_out: np.ndarray, e_in: np.ndarray, u: np.ndarray, calls: np.ndarray | int = 1) -> np.ndarray:
     """Tell whether rounding explains an error: e_out <= calls·floor + 2·e_in, all relative. Unknown (NaN) is explained.
 
     `calls` is the number of calls between the rows of `e_in` and those of `e_out`: more than one across a region that

@@ -22,6 +22,7 @@ from precdiag.config import Given
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
 from precdiag.overview import Outcome, listed_numbers, overview
+from precdiag.replaced import Replaced, said
 from precdiag.report_blocks import field_grid, labelled, section
 from precdiag.report_rounding import rounding_block, rounding_next, smallest_band_text
 
@@ -84,6 +85,10 @@ def comparison_text(comparison: Comparison) -> str:
     if comparison.symptoms:
         more = comparison.symptom_count
         blocks += [section(f"symptoms: {more} later rows differ", _rows(comparison.symptoms[:ROWS_SHOWN]))]
+    regions = [region for part in comparison.parts for region in part.replaced]
+    if regions:
+        title = f"replaced: {len(regions)} runs of calls stand against others"
+        blocks += [section(title, _replaced(sorted(regions, key=lambda region: region.explained)[:ROWS_SHOWN]))]
     if len(comparison.parts) + len(comparison.one_sided) > 1:
         blocks += [section("steps and ranks", _steps_and_ranks(overview(comparison)))]
     blocks += [section("what this rests on", _footing(comparison))]
@@ -201,6 +206,19 @@ def _rows(rows: Sequence[Row], marked: Row | None = None) -> Table:
         own = marked is not None and (row.order, row.rank, row.step) == (marked.order, marked.rank, marked.step)
         numbers = ["" if row.kind == "equal" else _number(metrics.get(key)) for key in ("max_abs", "max_rel")]
         table.add_row("→" if own else "", _named(row), row.kind, *numbers, style="bold" if own else "")
+    return table
+
+
+def _replaced(regions: Sequence[Replaced]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table.add_column("what", no_wrap=True)
+    for heading in ("baseline", "candidate"):
+        table.add_column(heading, overflow="fold", ratio=1)
+    table.add_column("results", justify="left", no_wrap=True)
+    for region in regions:
+        rounded = "rounding" if region.explained else "DIFFERENT"
+        results = rounded if region.boundary == "different" else region.boundary
+        table.add_row(region.name or "-", said(region.baseline), said(region.candidate), results)
     return table
 
 

@@ -13,6 +13,7 @@ from precdiag.judge import Judged
 from precdiag.operations import WEIGHT_SLOTS, is_random, is_routing
 from precdiag.propagation import incoming
 from precdiag.relative import Errors, errors_of, explained
+from precdiag.replaced import spans
 from precdiag.rows import INPUT, OUTPUT, PARAMETER
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def suspects(judged: Judged, *, fresh: bool) -> Suspects:
     e_in, u = incoming(judged, errors)
     io, paired = _places(judged)
     integer = paired & np.isnan(errors.u) & (errors.e == np.inf)
-    over = paired & ~explained(errors.e, e_in, u)
+    over = paired & ~explained(errors.e, e_in, u, spans(judged))
     draws = _random_lines(judged, over & (io == OUTPUT))
     chosen = np.flatnonzero(integer & (io == OUTPUT))
     routing = tuple(line for line in chosen.tolist() if _is_choice(judged, line, float(e_in[line])))

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from precdiag import cells as cell
-from precdiag.align import MAP, NAME, Pairing
+from precdiag.align import Pairing
 from precdiag.dataflow import natural_key, recovered_order
 from precdiag.dump import Dump
 from precdiag.errors import UnreadableError
 from precdiag.layout import Part
+from precdiag.match import MAP, NAME
 from precdiag.rows import CHECKSUM_NONE, INPUT, OUTPUT, PARAMETER, STATISTICS, split_name
 from precdiag.source import OPTIMIZES
 from precdiag.tablefile import TableFile, read_cells

@@ -1,0 +1,157 @@
+"""Match the calls of two dumps by sequence; find what was renamed, wrapped or moved, and where matching must stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from precdiag.bridge import Renames, bridge, learn, orphans
+from precdiag.dump import Dump
+from precdiag.errors import UnreadableError
+from precdiag.identity import keys_of, names_of, renamed_subjects, sequences, subjects_of
+from precdiag.sequence import Sequence, align_sequences
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# How a pair came about; "" stands for a one-sided call.
+NAME, SEQUENCE, MAP, PREFIX = "name", "sequence", "map", "prefix"
+# Fewer pairs than this share of the smaller side's calls, and the two have nothing in common.
+_LEAST_SHARE = 0.1
+# A tail is not comparable where less than a quarter of the smaller side's calls pair, and it is at least so long.
+_PAIR_WORTH, _SHORTEST_TAIL = 3, 16
+# A call that stands elsewhere in the order pairs with its namesake no further away than this many pairs.
+_MOVED_AT_MOST = 32
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Paired calls: positions on both sides, how each pair came about, and whether it stands elsewhere in the order.
+
+    Those not `moved` ascend on both sides. `stopped`: the first calls behind which too little matches to go on.
+    """
+
+    at: np.ndarray
+    against: np.ndarray
+    how: np.ndarray
+    moved: np.ndarray
+    stopped: tuple[int, int] | None = None
+
+
+def match_calls(baseline: Dump, candidate: Dump, renames: Renames) -> Matched:
+    """Match the calls of two dumps by sequence; with equal names call for call nothing is searched.
+
+    Raises UnreadableError where the two have nothing in common.
+    """
+    import numpy as np
+
+    left, right = names_of(baseline.calls).to_numpy(), names_of(candidate.calls).to_numpy()
+    if len(left) == len(right) and not renames.mapped and bool((left == right).all()):
+        everything = np.arange(len(left))
+        return Matched(everything, everything, np.full(len(left), NAME, object), np.zeros(len(left), bool))
+    subjects = subjects_of(baseline.calls), subjects_of(candidate.calls)
+    mapped = renamed_subjects(subjects[0], renames.mapped)
+    renames = replace(renames, bridged=bridge(mapped.unique(), subjects[1].unique()))
+    sides = sequences(baseline, candidate, keys_of(baseline.calls, renames.all), keys_of(candidate.calls))
+    at, against = align_sequences(*sides)
+    if all(orphans(renamed_subjects(subjects[0], renames.all).unique(), subjects[1].unique())):
+        renames = replace(renames, learnt=_learnt(baseline, candidate, renames))
+        if renames.learnt:
+            sides = sequences(baseline, candidate, keys_of(baseline.calls, renames.all), keys_of(candidate.calls))
+            at, against = align_sequences(*sides)
+    stopped, kept = _extent(at, against, len(left), len(right))
+    at, against = at[kept], against[kept]
+    if stopped is None:
+        more = _moved(*sides, at, against)
+        moved = np.repeat([False, True], [len(at), len(more[0])])
+        at, against = np.concatenate([at, more[0]]), np.concatenate([against, more[1]])
+    else:
+        moved = np.zeros(len(at), dtype=bool)
+    _require_common(sides, at, against, baseline, candidate)
+    how = _how(subjects[0].to_numpy()[at], left[at] == right[against], renames)
+    return Matched(at, against, how, moved, stopped)
+
+
+def _learnt(baseline: Dump, candidate: Dump, renames: Renames) -> dict[str, str]:
+    """Align once more with modules that only one side knows by their class, and see which stand in one place."""
+    calls = baseline.calls, candidate.calls
+    subjects = renamed_subjects(subjects_of(calls[0]), renames.all), subjects_of(calls[1])
+    unknown = orphans(subjects[0].unique(), subjects[1].unique())
+    keys, alone = [], []
+    for frame, subject, names in zip(calls, subjects, unknown, strict=True):
+        orphan = subject.isin(names)
+        keys.append(subject.where(~orphan, "Module of " + frame["operation"]) + "." + frame["phase"])
+        alone.append(orphan.to_numpy())
+    at, against = align_sequences(*sequences(baseline, candidate, *keys))
+    both = alone[0][at] & alone[1][against]
+    own = subjects_of(baseline.calls).to_numpy()[at[both]]
+    return learn(zip(own.tolist(), subjects[1].to_numpy()[against[both]].tolist(), strict=True))
+
+
+def _how(subjects: np.ndarray, same_name: np.ndarray, renames: Renames) -> np.ndarray:
+    import numpy as np
+
+    how = np.where(same_name, NAME, SEQUENCE).astype(object)
+    for table, word in ((renames.learnt, SEQUENCE), (renames.bridged, PREFIX), (renames.mapped, MAP)):
+        if table:
+            how[np.isin(subjects, list(table))] = word
+    return how
+
+
+def _extent(at: np.ndarray, against: np.ndarray, size: int, other: int) -> tuple[tuple[int, int] | None, np.ndarray]:
+    """Find where to stop: behind the pair from which on the balance of pairs and calls without one only falls.
+
+    A pair counts for three, a gap against it as long as its shorter side is (what only one side made stops nothing).
+    """
+    import numpy as np
+
+    gaps = np.minimum(np.diff(at, prepend=-1, append=size) - 1, np.diff(against, prepend=-1, append=other) - 1)
+    balance = np.concatenate([[0], np.cumsum(_PAIR_WORTH - gaps[:-1])])
+    keep = len(balance) - 1 - int(np.argmax(balance[::-1]))
+    rest = slice(keep, None)
+    tail = int(gaps[rest].sum()) + len(at) - keep
+    whole = np.ones(len(at), dtype=bool)
+    if tail < _SHORTEST_TAIL or keep == 0:
+        return None, whole
+    whole[keep:] = False
+    return (int(at[keep - 1]) + 1, int(against[keep - 1]) + 1), whole
+
+
+def _moved(left: Sequence, right: Sequence, at: np.ndarray, against: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pair what is left on both sides: calls equal in everything, then namesakes that stand close by."""
+    import numpy as np
+    import pandas as pd
+
+    rest = np.setdiff1d(np.arange(len(left.key)), at), np.setdiff1d(np.arange(len(right.key)), against)
+    nowhere = np.array([], dtype=np.int64)
+    if not len(rest[0]) or not len(rest[1]):
+        return nowhere, nowhere
+    frames = []
+    for side, alone, paired in ((left, rest[0], at), (right, rest[1], np.sort(against))):
+        before = np.searchsorted(paired, alone)
+        columns = {"at": alone, "whole": side.whole[alone], "key": side.key[alone], "name": side.name[alone]}
+        frames.append(pd.DataFrame(columns | {"before": before}))
+    nth = [frame.assign(nth=frame.groupby("whole").cumcount()) for frame in frames]
+    equal = nth[0].merge(nth[1], on=["whole", "key", "nth"])
+    others = [frame[~frame["at"].isin(equal[f"at_{side}"])] for frame, side in zip(frames, "xy", strict=True)]
+    namesakes = others[0].merge(others[1], on=["key", "name"])
+    namesakes = namesakes[(namesakes["before_x"] - namesakes["before_y"]).abs() <= _MOVED_AT_MOST]
+    found = pd.concat([equal, namesakes])
+    return found["at_x"].to_numpy(dtype=np.int64), found["at_y"].to_numpy(dtype=np.int64)
+
+
+def _require_common(
+    sides: tuple[Sequence, Sequence], at: np.ndarray, against: np.ndarray, baseline: Dump, candidate: Dump
+) -> None:
+    import numpy as np
+
+    left, right = sides
+    smaller = min(len(left.key), len(right.key))
+    alike = (left.shapes[at] == right.shapes[against]) & (left.shapes[at] != 0)
+    if len(at) > _LEAST_SHARE * smaller and bool(np.any(alike)):
+        return
+    raise UnreadableError(
+        f"{baseline.part.folder} and {candidate.part.folder} have nothing in common: {len(at):,} of {smaller:,} calls "
+        f"pair; {baseline.calls['name'].iat[0]} stands against {candidate.calls['name'].iat[0]}",
+        hint="check that both paths are dumps of the same model, or say with --map what is called what",
+    )
