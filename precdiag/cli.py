@@ -140,6 +140,9 @@ def compare(
 def nan_(
     dump: Annotated[Path, typer.Argument(help="A dump: a side, run, step or rank folder, or a dump.json.")],
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="The training log to hold against the dump.")] = None,
+    pattern: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="The log's format: named groups are series, and step.")
+    ] = None,
     step: Steps = None,
     rank: Ranks = None,
     stage: Stage = None,
@@ -165,6 +168,7 @@ def nan_(
         "rank": rank,
         "stage": stage,
         "log": None if log is None else str(log),
+        "pattern": pattern,
         "format": output_format,
         "limit": limit,
     }
@@ -175,7 +179,7 @@ def nan_(
     settings = loaded.settings
     selection = Selection(settings.step, settings.rank, settings.stage)
     training_log = None if settings.log is None else Path(settings.log)
-    found = survey(dump, selection, settings.limit, training_log)
+    found = survey(dump, selection, settings.limit, training_log, settings.pattern)
     show(json_text(survey_document(found)) if settings.format == "json" else survey_text(found))
     for part in found.parts:
         if part.error is not None:

@@ -167,6 +167,7 @@ class NanSettings(Section):
     rank: Integers | None = None
     stage: Text | None = None
     log: Text | None = None
+    pattern: Text | None = None
     format: Literal["table", "json"] = "table"
     limit: Annotated[int, Field(ge=1)] = 1000
 

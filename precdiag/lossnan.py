@@ -14,25 +14,31 @@ COLLECTION_LOG, COLLECTION_MARK = "log.txt", "session.json"
 
 @dataclass(frozen=True)
 class LossFinding:
-    """What a log says. `found`: its loss is NaN or Inf from `step` (the log's own number) on, `what` in words."""
+    """What a log says. `found`: its loss is NaN or Inf from `step` (the log's own number) on, `what` in words.
+
+    `silent`: there is no loss in it, so that it says nothing; `notes` say why.
+    """
 
     path: Path
     found: bool
     step: int | None
     what: str
+    silent: bool = False
     notes: tuple[str, ...] = ()
 
 
-def read_loss(path: Path) -> LossFinding:
-    """Read a training log of any known format. Raises UnreadableError where it cannot be read.
+def read_loss(path: Path, pattern: str | None = None) -> LossFinding:
+    """Read a training log of any known format, or of that of `pattern` (its named groups are the series and `step`).
 
-    The loss decides. A gradient norm that is not finite counts where it is still so at the last step: fp16 training
-    begins with a few that overflow under the loss scale, which is healthy.
+    Raises UnreadableError where it cannot be read, UsageError for a pattern that cannot serve. The loss decides. A
+    gradient norm that is not finite counts where it is still so at the last step: fp16 training begins with a few that
+    overflow under the loss scale, which is healthy.
     """
-    log = read_curves(path)
+    log = read_curves(path, pattern=pattern)
     loss, norm = log.find("loss"), log.find("grad_norm")
     if loss is None and norm is None:
-        return LossFinding(path, False, None, "", (f"{path}: no loss in it, so it says nothing",))
+        notes = (f"{path}: no loss was found in it, so it says nothing", *log.notes)
+        return LossFinding(path, False, None, "", silent=True, notes=notes)
     for series in (loss, norm):
         first = None if series is None else _first(series, lasting=series is norm)
         if series is not None and first is not None:
@@ -50,7 +56,7 @@ def own_log(dump: Path) -> LossFinding | None:
                 found = read_loss(folder / COLLECTION_LOG)
             except PrecdiagError:
                 return None
-            return None if found.notes else found
+            return None if found.silent else found
     return None
 
 

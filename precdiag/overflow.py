@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precdiag.dump import Dump
@@ -61,3 +62,10 @@ def loss_scale(dump: Dump, origin: Origin) -> float | None:
     values = rows["max"].to_numpy()[here]
     scales = [value for value in values.tolist() if value >= LEAST_LOSS_SCALE and math.frexp(value)[0] == 0.5]
     return max(scales, default=None)
+
+
+def under_scale(origin: Origin, scale: float) -> Origin:
+    """Say what an overflow under a loss scale means while no later step is known to be finite."""
+    why = f"{origin.why}; it stands under a loss scale of {scale:.0f}: a scaler skips such a step and lowers its scale"
+    following = "dump the next steps too: healthy if they are finite; if not, lower the scale or find what grows"
+    return replace(origin, why=why, next_step=following)

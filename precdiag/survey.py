@@ -17,7 +17,7 @@ from precdiag.lossnan import LossFinding, own_log, read_loss
 from precdiag.masks import Masks, describe, find_masks
 from precdiag.nonfinite import Classes, classify, events_of, flow_of, norm_overflows, value_of
 from precdiag.origin import Origin, find_origin, row_at
-from precdiag.overflow import loss_scale, saturated
+from precdiag.overflow import loss_scale, saturated, under_scale
 from precdiag.parts import Selection, selected
 from precdiag.precedence import Located, earliest_origin
 from precdiag.rows import CHECKSUM_XOR
@@ -107,17 +107,23 @@ class Survey:
         return {FINITE: EXIT_NOTHING_FOUND, NON_FINITE: EXIT_FOUND}.get(self.verdict, EXIT_CANNOT_LOOK)
 
 
-def survey(path: Path, selection: Selection | None = None, limit: int = 1000, log: Path | None = None) -> Survey:
+def survey(
+    path: Path,
+    selection: Selection | None = None,
+    limit: int = 1000,
+    log: Path | None = None,
+    pattern: str | None = None,
+) -> Survey:
     """Find where the first NaN or Inf of a dump came from, over its steps and ranks.
 
-    `limit`: how many events are described. `log`: a training log to hold against the dump; without one that of the
-    collection is read, unless steps were chosen. Raises UnreadableError where the path holds no dump or the log cannot
-    be read, UsageError where the selection asks for what is not there.
+    `limit`: how many events are described. `log`: a training log to hold against the dump (`pattern`: its format, as in
+    losslog.read_curves); without one that of the collection is read, unless steps were chosen. Raises UnreadableError
+    where the path holds no dump or the log cannot be read, UsageError where the selection asks for what is not there.
     """
     run = selected(open_run(path), selection)
     parts = tuple(survey_part(part, limit) for part in run.parts)
     chosen = selection is not None and selection.steps is not None
-    loss = read_loss(log) if log is not None else None if chosen else own_log(path)
+    loss = read_loss(log, pattern) if log is not None else None if chosen else own_log(path)
     return _concluded(path, limit, _without_recovered(parts), loss)
 
 
@@ -135,9 +141,12 @@ def survey_part(part: Part, limit: int = 1000) -> PartSurvey:
     xor = _is_xor(dump, classes)
     origin = None if xor else find_origin(dump, classes, masks, found, flow)
     notes = [*dump.notes, *_notes(dump, classes), *(_bare_values(dump, found) if xor else [])]
+    scale = None
     if origin is not None:
         origin, said = with_elements(dump, origin)
         notes += said
+        scale = loss_scale(dump, origin)
+        origin = origin if scale is None else under_scale(origin, scale)
     events = events_of(dump, found, flow)
     return PartSurvey(
         part=part,
@@ -157,7 +166,7 @@ def survey_part(part: Part, limit: int = 1000) -> PartSurvey:
             for source in masks.sources
             if source.harmless
         ),
-        scale=None if origin is None else loss_scale(dump, origin),
+        scale=scale,
         notes=tuple(notes),
         xor=xor,
     )
@@ -211,6 +220,7 @@ def _concluded(path: Path, limit: int, parts: tuple[PartSurvey, ...], loss: Loss
         notes.append("an earlier step could not be read, so the origin may lie there")
     if loss is not None:
         notes += loss.notes
+        verdict = NOT_READABLE if loss.silent and verdict == FINITE else verdict
         if loss.found and verdict == FINITE:
             verdict = NON_FINITE
             notes.append(_clean_but_nan(loss, parts))

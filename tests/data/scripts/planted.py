@@ -1,12 +1,14 @@
-"""Three small models that train healthily, but for one planted fault an iteration; it knows nothing of precdiag.
+"""Small models that train healthily, but for one planted fault an iteration; they know nothing of precdiag.
 
-    python planted.py MODEL FAULT [FAULT …]
+    python planted.py attention|experts|convolution FAULT [FAULT …]
+    torchrun --nproc-per-node 2 planted.py parallel FAULT [FAULT …]
 
-Iteration i has the i-th fault. Weights are set back before each, so that no fault outlives its own.
+Iteration i has the i-th fault. Weights are set back before each, so that no fault outlives its own (the replicas' last).
 """
 
 import copy
 import math
+import os
 import sys
 
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 FAULT = ""
+RANK = int(os.environ.get("RANK", "0"))
 NAN, INF = float("nan"), float("inf")
 
 
@@ -215,6 +218,8 @@ class Convolution(nn.Module):
         if fault("square root of the variance"):
             x = x + (x - x.mean((2, 3), keepdim=True)).mul(0.0).square().sum().sqrt()
         x = x.mean((2, 3))
+        if fault("loss scale"):
+            x = torch.matmul(x.half(), torch.full((8, 8), 6e3, dtype=torch.float16)).float() * 1e-2
         return self.fc(x)
 
     @staticmethod
@@ -231,9 +236,69 @@ class Convolution(nn.Module):
             target[2, 2] = NAN
         if fault("divergence"):
             return F.kl_div(F.softmax(output, -1), output, reduction="batchmean")
+        if fault("loss scale"):
+            return F.mse_loss(output, target).half() * 0 + F.mse_loss(output, target) * 65536.0
         if fault("gradient hook"):
             output.register_hook(lambda gradient: gradient / 0.0)
         return F.mse_loss(output, target)
+
+
+class Parallel(nn.Module):
+    """A layer whose halves stand on two ranks: partial sums meet in an all_reduce, gradients in another."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = torch.tanh(x)
+        if fault("broadcast from rank 0"):
+            extra = torch.log(torch.full((8,), -1.0)) if RANK == 0 else torch.ones(8)
+            torch.distributed.broadcast(extra, 0)
+            x = x + extra
+        h = self.up(x)
+        if fault("rank 1 before the reduction") and RANK == 1:
+            h = torch.sqrt(h - 9.0)
+        h = self.down(torch.relu(h))
+        if fault("reduction overflows"):
+            h = (h * 0 + 40000).half()
+        torch.distributed.all_reduce(h)
+        h = h.float()
+        if fault("rank 0 behind the reduction") and RANK == 0:
+            h = torch.log(h - 99.0)
+        if fault("both behind the reduction"):
+            h = torch.acos(h + 9.0)
+        if fault("rank 1 in the backward") and RANK == 1:
+            h = torch.where(h > 99, torch.sqrt(h * 0), h)
+        return self.head(h)
+
+    @staticmethod
+    def batch():
+        return torch.ones(4, 8)
+
+    @staticmethod
+    def loss(output, x):
+        return output.pow(2).mean()
+
+
+class Replicas(Parallel):
+    """The same layer on both ranks under DistributedDataParallel, whose reducer no hook sees."""
+
+    def forward(self, x):
+        h = torch.relu(self.up(torch.tanh(x)))
+        if fault("replica of rank 1") and RANK == 1:
+            h = h / (h - h)
+        if fault("replica of rank 1, backward") and RANK == 1:
+            h = torch.where(h > 99, torch.sqrt(h * 0), h)
+        return self.head(self.down(h))
+
+
+def average_gradients(model):
+    for parameter in model.parameters():
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad.div_(2.0)
 
 
 def poison(model):
@@ -253,19 +318,29 @@ def poison(model):
 def main():
     global FAULT
     torch.manual_seed(0)
-    model = {"attention": Attention, "experts": Experts, "convolution": Convolution}[sys.argv[1]]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = globals()[sys.argv[1].capitalize()]()
+    replicas = None
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("gloo")
+        replicas = nn.parallel.DistributedDataParallel(Replicas())
     healthy = copy.deepcopy(model.state_dict())
-    for FAULT in sys.argv[2:]:
+    for step, FAULT in enumerate(sys.argv[2:]):
         model.load_state_dict(healthy)
         model.train()
-        optimizer.zero_grad()
         poison(model)
+        trained = replicas if FAULT.startswith("replica") else model
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        optimizer.zero_grad()
         batch = model.batch()
-        loss = model.loss(model(batch), batch)
+        loss = model.loss(trained(batch), batch)
         loss.backward()
+        if replicas is not None and trained is not replicas:
+            average_gradients(model)
         optimizer.step()
-        print(f"{FAULT}: loss: {loss.item():.6f}", flush=True)
+        if RANK == 0:
+            print(f"step: {step}  loss: {loss.item():.6f}  fault: {FAULT}", flush=True)
+    if replicas is not None:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
