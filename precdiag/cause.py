@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from precdiag.evidence import ARGUMENT, DIFFERENT, DTYPE, EQUAL, SHAPE
 from precdiag.finding import Row, is_beyond, row_of, side_of
 from precdiag.judge import Judged
-from precdiag.kinds import explain, is_parameter
+from precdiag.kinds import PARAMETER_KIND, UPDATE, explain, is_parameter
 from precdiag.onesided import unexplained
 from precdiag.replaced import Replaced
 from precdiag.rows import INPUT, OUTPUT, PARAMETER
@@ -60,6 +60,14 @@ def find_cause(
     stack = stack_at(judged, line)
     behind = _independent(judged, line) if kind == "random" else None
     return Cause(row, source_of(stack), stack, why, following, behind=behind)
+
+
+def as_update(cause: Cause) -> Cause:
+    """Return the cause as it is where the gradients of an earlier step were equal: a parameter's is then an update."""
+    if cause.row.kind != PARAMETER_KIND:
+        return cause
+    kind, why, following = UPDATE
+    return replace(cause, row=replace(cause.row, kind=kind), why=why, next_step=following)
 
 
 def _first_line(judged: Judged, one_sided: np.ndarray) -> int | None:

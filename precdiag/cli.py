@@ -31,6 +31,11 @@ Ranks = Annotated[str | None, typer.Option("--rank", metavar="LIST", help="Only 
 Stage = Annotated[str | None, typer.Option("--stage", help="Only this stage above the steps (verl: actor, critic …).")]
 Format = Annotated[str | None, typer.Option("--format", metavar="table|json", help="What to print. [default: table]")]
 Limit = Annotated[int | None, typer.Option("--limit", help="How many later differences to list. [default: 1000]")]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="How many processes to use. [default: one a processor]")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Use this Dask cluster; its workers must see the same paths."),
+]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Read this instead of ./precdiag.yaml.")
 ]
@@ -79,6 +84,8 @@ def compare(
     pair_stage: Annotated[str | None, typer.Option(metavar="B=C,…", help="Stages that do.")] = None,
     output_format: Format = None,
     limit: Limit = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
     config: ConfigFile = None,
     show_config: ShowConfig = False,
 ) -> None:
@@ -96,6 +103,7 @@ def compare(
     from precdiag.parts import Partners, Selection
     from precdiag.report import comparison_text, config_text, json_text, progress_on_stderr, show
     from precdiag.tablefile import holds_tables
+    from precdiag.workers import Resources, available
 
     flags = {
         "max_abs": max_abs,
@@ -111,6 +119,8 @@ def compare(
         "pair_stage": pair_stage,
         "format": output_format,
         "limit": limit,
+        "workers": workers,
+        "scheduler": scheduler,
     }
     loaded = load(CompareSettings, flags, config_file=config, environ=os.environ, cwd=Path.cwd())
     if show_config:
@@ -125,8 +135,9 @@ def compare(
         comparison = compare_tables(paths, policy, selection, settings.limit)
     else:
         sides = _two_sides(paths)
+        resources = Resources(settings.workers or available(), settings.scheduler)
         with progress_on_stderr() as progress:
-            comparison = run(*sides, policy, selection, settings.limit, progress)
+            comparison = run(*sides, policy, selection, settings.limit, progress, resources)
     comparison = replace(comparison, cross_device=comparison.cross_device or settings.cross_device)
     as_json = settings.format == "json"
     show(json_text(comparison_document(comparison)) if as_json else comparison_text(comparison))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +12,10 @@ from typing import TYPE_CHECKING
 from precdiag.align import pair
 from precdiag.alignment import Alignment, alignment_of
 from precdiag.batches import Given, given_to, option_of, proposed_partners
-from precdiag.cause import Cause, find_cause
+from precdiag.cause import Cause, as_update, find_cause
 from precdiag.collected import notes_on_collection
 from precdiag.communication import Communication
 from precdiag.devices import on_two_devices
-from precdiag.dump import read_dump
 from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UnreadableError
 from precdiag.evidence import (
     BASELINE_ONLY,
@@ -32,8 +32,10 @@ from precdiag.layout import Part, open_run
 from precdiag.onesided import notes_on, recognise, unexplained
 from precdiag.parts import Alone, Selection, listed, pair_parts, selected
 from precdiag.ranks import communications_in, earliest
+from precdiag.reading import read_pair
 from precdiag.replaced import Replaced, explained_calls, judge_regions
 from precdiag.rounding import Rounding, explained_cause, find_rounding
+from precdiag.workers import Resources, each
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +45,7 @@ DIVERGED, NO_DIVERGENCE, NOT_COMPARABLE = "diverged", "no-divergence", "not-comp
 _ROWS_BEFORE, _ROWS_BEHIND = 2, 3
 
 Progress = Callable[[str, int, int], None]
+PARTS = "steps and ranks"
 
 
 @dataclass(frozen=True)
@@ -157,12 +160,13 @@ def compare(
     selection: Selection | None = None,
     limit: int = 1000,
     progress: Progress = lambda label, done, total: None,
+    resources: Resources = Resources(),  # noqa: B008 - a frozen value
 ) -> Comparison:
-    """Compare two dumps and name the first cause.
+    """Compare two dumps and name the first cause; `resources` change how long it takes, never the result.
 
     `limit` is the number of symptom rows that are described. `progress(label, done, total)` is called as tensor
-    files are compared. Raises UnreadableError where a path holds no dump, UsageError where the selection or the band
-    asks for what is not there.
+    files, and steps and ranks, are compared. Raises UnreadableError where a path holds no dump, UsageError where the
+    selection or the band asks for what is not there.
     """
     selection = selection or Selection()
     partners = selection.partners
@@ -171,14 +175,17 @@ def compare(
     runs = selected(runs[0], selection), selected(runs[1], selection, partners.place_of)
     pairs, one_sided, notes = pair_parts(*runs, partners)
     notes = (*notes_on_collection(baseline, candidate), *notes)
+    of_tensors = None if resources.spread(len(pairs)) else progress
+    work = partial(_compare_pair, policy=policy, limit=limit, progress=of_tensors)
+    found = zip(pairs, each(work, pairs, resources, partial(progress, PARTS)), strict=True)
     results: list[PartResult] = []
-    for _, of_step in groupby(pairs, lambda two: (two[0].stage, two[0].step)):
+    for _, of_step in groupby(found, lambda one: (one[0][0].stage, one[0][0].step)):
         decided = any(result.cause is not None for result in results)
         here: list[PartResult] = []
-        for left, right in of_step:
+        for (left, _), result in of_step:
             before = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == left.rank)
             room = max(limit - sum(len(result.symptoms) for result in (*results, *here)), 0)
-            here.append(compare_part(left, right, policy, room, progress, gradients_were_equal=before))
+            here.append(_settled(result, room, gradients_were_equal=before))
         if decided or all(result.cause is None for result in here):  # no order of ranks to be told at this step
             here = [replace(result, communications=()) for result in here]
         results += here
@@ -190,21 +197,34 @@ def compare_part(
     candidate: Part,
     policy: Policy,
     limit: int = 1000,
-    progress: Progress = lambda label, done, total: None,
-    *,
-    gradients_were_equal: bool = False,
+    progress: Progress | None = None,
+    resources: Resources = Resources(),  # noqa: B008 - a frozen value
 ) -> PartResult:
     """Read, align and judge one pair of parts, and keep what the report needs. Parts that cannot be read or have
     nothing in common are an `error` in the result, so that the others are still compared.
     """
     try:
-        left, right = read_dump(baseline), read_dump(candidate)
+        left, right = read_pair(baseline, candidate, resources)
         pairing = pair(left, right)
     except UnreadableError as error:
         return PartResult(baseline, candidate, error=str(error))
-    label = baseline.label
-    judged = judge(left, right, pairing, policy, lambda done, total: progress(label, done, total))
-    return conclude_part(judged, policy, limit, gradients_were_equal)
+    told = (lambda done, total: None) if progress is None else partial(progress, baseline.label)
+    return conclude_part(judge(left, right, pairing, policy, told), policy, limit, gradients_were_equal=False)
+
+
+def _compare_pair(
+    pair_of_parts: tuple[Part, Part], resources: Resources, *, policy: Policy, limit: int, progress: Progress | None
+) -> PartResult:
+    return compare_part(*pair_of_parts, policy, limit, progress, resources)
+
+
+def _settled(result: PartResult, room: int, *, gradients_were_equal: bool) -> PartResult:
+    """Fit a part's own result to the parts before it: how many rows there is room for, and what made a weight differ.
+
+    Parts are compared in any order, so neither can be known there.
+    """
+    cause = as_update(result.cause) if result.cause is not None and gradients_were_equal else result.cause
+    return replace(result, cause=cause, symptoms=result.symptoms[:room], hidden=result.hidden[:room])
 
 
 def conclude_part(judged: Judged, policy: Policy, limit: int, gradients_were_equal: bool) -> PartResult:

@@ -158,6 +158,8 @@ class CompareSettings(Section):
     pair_stage: NamePairs = {}
     format: Literal["table", "json"] = "table"
     limit: Annotated[int, Field(ge=1)] = 1000  # DESIGN: symptoms listed in the JSON
+    workers: Annotated[int, Field(ge=1)] | None = None  # as many as there are processors
+    scheduler: Text | None = None
 
 
 class NanSettings(Section):

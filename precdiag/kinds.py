@@ -26,6 +26,13 @@ from precdiag.rows import INPUT, OUTPUT, PARAMETER
 _NOT_PROOF = "statistics are not proof: they may still differ in order or in single elements; collect md5 or tensor"
 _DTYPE_NEXT = "check autocast and the dtype the model was built or loaded with"
 _GRAD_NEXT = "check which parameters are frozen, and no_grad blocks"
+PARAMETER_KIND = "parameter"
+# Kind, why and what to do next of a parameter that differs after a step whose gradients were equal.
+UPDATE = (
+    "update",
+    "the parameter differs at this step although the gradients before it were equal: the update made it differ",
+    "look at the optimizer of the step before: learning rate, weight decay, clipping, state dtype",
+)
 _TWO_PATHS = "read the two code paths at this line side by side"
 
 
@@ -52,7 +59,7 @@ def explain(
     dump, at = side_of(judged, line)
     io = int(dump.rows["io"].iat[at])
     if io == PARAMETER or (io == INPUT and is_parameter(judged, line)):
-        return _explain_parameter(judged, gradients_were_equal)
+        return _explain_parameter(gradients_were_equal)
     if io == INPUT:
         return _explain_input(judged, line)
     return _explain_output(judged, line)
@@ -86,20 +93,13 @@ def _explain_one_sided(judged: Judged, line: int, state: int, replaced: tuple[Re
     return "argument", f"only the {here} passed this argument", "align the argument"
 
 
-def _explain_parameter(judged: Judged, gradients_were_equal: bool) -> tuple[str, str, str]:
+def _explain_parameter(gradients_were_equal: bool) -> tuple[str, str, str]:
     if gradients_were_equal:
-        why = (
-            "the parameter differs at this step although the gradients before it were equal: the update made it differ"
-        )
-        return (
-            "update",
-            why,
-            "look at the optimizer of the step before: learning rate, weight decay, clipping, state dtype",
-        )
+        return UPDATE
     return (
-        "parameter",
+        PARAMETER_KIND,
         "the parameter differs before the call computes",
-        ("compare how the two sides initialise or load this weight (seed, checkpoint, conversion)"),
+        "compare how the two sides initialise or load this weight (seed, checkpoint, conversion)",
     )
 
 

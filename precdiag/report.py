@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from precdiag.cause import Cause
-from precdiag.compare import DIVERGED, NO_DIVERGENCE, Comparison
+from precdiag.compare import DIVERGED, NO_DIVERGENCE, PARTS, Comparison
 from precdiag.config import Given
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
@@ -99,7 +99,7 @@ def comparison_text(comparison: Comparison) -> str:
 def progress_on_stderr() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a callback (label, done, total) that draws a bar on stderr, on a terminal and after a second of work."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tensors"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[unit]}"))
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     began = time.monotonic()
     tasks: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def progress_on_stderr() -> Iterator[Callable[[str, int, int], None]]:
         if not tasks:
             bar.start()
         if label not in tasks:
-            tasks[label] = bar.add_task(label, total=total)
+            tasks[label] = bar.add_task(label, total=total, unit="" if label == PARTS else "tensors")
         bar.update(tasks[label], completed=done)
 
     try:

@@ -67,6 +67,8 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
         "compare.pair_stage": "default",
         "compare.format": "default",
         "compare.limit": "default",
+        "compare.workers": "default",
+        "compare.scheduler": "default",
     }
 
 
