@@ -187,7 +187,7 @@ def _signals(
     elif outside is not None:
         at = int(np.searchsorted(steps, outside))
         before = f", a median of {100 * float(np.median(relative[:at])):.2g} % before" if at else ""
-        said = f"{100 * relative[at]:.3g} % from the baseline{before}, {100 * relative[-1]:.3g} % at step {steps[-1]}"
+        said = f"{_percent(relative[at])} from the baseline{before}, {_percent(relative[-1])} at step {steps[-1]}"
         signals.append(Signal(other.name, outside, said))
         if onset is not None and onset < outside:
             signals.append(Signal(other.name, onset, "the difference begins to leave the noise of the steps before"))
@@ -208,10 +208,14 @@ def _other_series(baseline: LossLog, candidate: LossLog, thresholds: Thresholds)
         relative = _relative(b, c)
         bound = thresholds.norm_relative if role == "grad_norm" else thresholds.max_relative
         at = _first(steps, relative > bound)
-        if at is not None:
-            i = int(np.searchsorted(steps, at))
+        i = int(np.searchsorted(steps, at)) if at is not None else 0
+        if at is not None and np.isfinite(c[i]):
             signals.append(Signal(other.name, at, f"{c[i]:.6g} where the baseline has {b[i]:.6g}"))
     return signals
+
+
+def _percent(relative: float) -> str:
+    return f"{100 * relative:.3g} %" if np.isfinite(relative) else "infinitely far"
 
 
 def _constant_ratio(b: Floats, c: Floats) -> float | None:

@@ -223,6 +223,88 @@ def demo(
     _say("found: the weight of the second layer" + (f"; the dumps are in {keep}" if keep else ""))
 
 
+@app.command()
+def localize(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="What precdiag collect wrote: logs and dumps of both sides.")
+    ] = None,
+    candidate_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The log under suspicion; beside DIR, of an earlier run."),
+    ] = None,
+    baseline_log: Annotated[Path | None, typer.Option(metavar="FILE", help="The trusted run's log.")] = None,
+    candidate: Annotated[Path | None, typer.Option(metavar="DUMP", help="The dump under suspicion.")] = None,
+    baseline: Annotated[Path | None, typer.Option(metavar="DUMP", help="The trusted dump.")] = None,
+    series: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The curve to judge: loss, grad_norm, or its own name.")
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Rows of another format, named groups: step, loss, grad_norm …")
+    ] = None,
+    list_series: Annotated[
+        bool, typer.Option("--list-series", help="Print every curve in the logs, and stop.")
+    ] = False,
+    step_offset: Annotated[
+        int | None, typer.Option(help="The log's number of dump step 0. [default: by receipts, else its first step]")
+    ] = None,
+    cross_device: Annotated[
+        bool | None,
+        typer.Option("--cross-device/--same-device", help="Do the sides differ in device? [default: by receipts]"),
+    ] = None,
+    plot: Annotated[
+        bool | None, typer.Option("--plot/--no-plot", help="Plot the curves. [default: on a terminal]")
+    ] = None,
+    output_format: Format = None,
+    config: ConfigFile = None,
+    show_config: ShowConfig = False,
+) -> None:
+    """From a loss curve to the step, and with dumps of it to the call and the source line; else what to collect.
+
+    Exits 0 when the curves are healthy, 1 when something is wrong, 2 when there is too little to tell.
+    """
+    from precdiag.config import CollectSettings, LocalizeSettings, load
+    from precdiag.document_localize import localization_document, series_document
+    from precdiag.localize import localize as run
+    from precdiag.localize import logs_of
+    from precdiag.nextstep import advise
+    from precdiag.plot import plot_of
+    from precdiag.report import config_text, json_text, progress_on_stderr, show
+    from precdiag.report_localize import localization_text, series_text
+    from precdiag.sides import find_sides
+
+    flags = {
+        "series": series,
+        "pattern": pattern,
+        "step_offset": step_offset,
+        "cross_device": cross_device,
+        "format": output_format,
+    }
+    loaded = load(LocalizeSettings, flags, config_file=config, environ=os.environ, cwd=Path.cwd())
+    if show_config:
+        show(config_text(loaded.rows))
+        return
+    settings = loaded.settings
+    collecting = load(CollectSettings, {}, config_file=config, environ=os.environ, cwd=Path.cwd()).settings
+    sides = find_sides(
+        folder,
+        candidate_log=candidate_log,
+        baseline_log=baseline_log,
+        candidate=candidate,
+        baseline=baseline,
+        cross_device=settings.cross_device,
+    )
+    as_json = settings.format == "json"
+    if list_series:
+        logs = logs_of(sides, settings)
+        show(json_text(series_document(logs)) if as_json else series_text(logs))
+        return
+    with progress_on_stderr() as progress:
+        found = advise(run(sides, settings, progress), collecting, folder)
+    drawn = "" if as_json else plot_of(found, wanted=plot)
+    show(json_text(localization_document(found)) if as_json else localization_text(found, drawn))
+    raise typer.Exit(found.exit_code)
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def collect(
     command: Annotated[

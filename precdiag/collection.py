@@ -160,6 +160,7 @@ def _side_json(side: SideResult) -> dict[str, Any]:
         "reason": side.proof.reason,
         "command": list(side.command.words),
         "cwd": str(side.command.cwd),
+        "env": dict(side.command.env),
         "dump": str(side.proof.dump),
         "log": str(side.folder / LOG),
         "environment": _facts(side),

@@ -237,6 +237,7 @@ class LocalizeSettings(Thresholds):
     series: Text = "loss"
     pattern: Text | None = None
     step_offset: int | None = None
+    cross_device: bool | None = None
     format: Literal["table", "json"] = "table"
 
 

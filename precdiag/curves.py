@@ -70,13 +70,17 @@ class Event:
 
 @dataclass(frozen=True)
 class LossLog:
-    """What a log holds. `format` is None where none was recognised; notes say what was left out and why."""
+    """What a log holds. `format` is None where none was recognised; notes say what was left out and why.
+
+    `counted`: the log says no steps, its rows are counted.
+    """
 
     path: str
     format: str | None
     series: dict[str, Series]
     events: tuple[Event, ...]
     notes: tuple[str, ...]
+    counted: bool = False
 
     def find(self, name: str) -> Series | None:
         """Look a curve up by its own name, or by its role (`loss`, `grad_norm`, `learning_rate`, `loss_scale`).
@@ -158,7 +162,9 @@ class Gatherer:
         if numbers is not None:
             events = tuple(replace(e, after=int(numbers[e.after - 1]) if e.after else None) for e in events)
         said = [*notes, *self._notes, *self._epochs.notes(), *(self._counter.notes() if self._counting else ())]
-        return LossLog(path, name, series, events, tuple(said))
+        return LossLog(
+            path, name, series, events, tuple(said), counted=numbers is not None and not self._counter.by_bars
+        )
 
     def _add_other_rank(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -238,6 +244,7 @@ class _Counter:
         self._digests = array("q")
         self._positions = array("q")
         self._note = ""
+        self.by_bars = False
 
     def step(self, emitter: Hashable, values: dict[str, float], advances: bool) -> int:
         """Count a row. Two emitters print the same rows (LLaMA-Factory's callback does), each is counted by itself.
@@ -265,7 +272,7 @@ class _Counter:
         digests, positions = (np.frombuffer(each, dtype=np.int64) for each in (self._digests, self._positions))
         new = digests[1:] != digests[:-1]
         if np.all(positions >= 0) and np.all((positions[1:] != positions[:-1])[new]):
-            self._note = "steps are those of the progress bar"
+            self._note, self.by_bars = "steps are those of the progress bar", True
             return positions
         runs = [len(list(run)) for _, run in groupby(digests.tolist())]
         times = gcd(*runs[:-1]) if len(runs) > 2 else 1

@@ -50,7 +50,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "symptoms": {"count": comparison.symptom_count, "rows": symptoms},
         "coverage": {**asdict(comparison.coverage), "by_rank": _by_rank(comparison)},
         "alignment": _alignment(comparison.alignment),
-        "beyond_rounding": None if rounding is None or rounding.beyond is None else _beyond(rounding.beyond),
+        "beyond_rounding": None if rounding is None or rounding.beyond is None else beyond_document(rounding.beyond),
         "jumps": [] if rounding is None else [_jump(jump) for jump in rounding.jumps],
         "profile": [] if rounding is None else [asdict(level) for level in rounding.profile],
         "smallest_band": asdict(comparison.smallest_band),
@@ -107,7 +107,7 @@ def _by_rank(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _beyond(found: Beyond) -> dict[str, Any]:
+def beyond_document(found: Beyond) -> dict[str, Any]:
     """The first row beyond rounding: errors are relative to the baseline's norm, u is the roundoff they compare to."""
     return {
         **row_document(found.row),

@@ -24,6 +24,9 @@ FEW_POINTS = 10
 FEWEST_COMMON = 2
 """Points, and steps in common with a baseline, below which nothing is judged."""
 
+NO_LOSS = ("grad_norm", "learning_rate", "loss_scale")
+"""Curves that need not fall: of these only NaN, spikes and a baseline's are judged."""
+
 MOST_STEPS = 16
 """Steps worth dumping at once; where a log is coarser it has to be made finer first."""
 
@@ -129,6 +132,8 @@ def _faults(log: LossLog, loss: Series | None, thresholds: Thresholds) -> list[F
     if len(curve.steps) < 2:
         return found
     found = found + find_spikes(log, curve, thresholds)
+    if loss.name in [each.name for role in NO_LOSS if (each := log.find(role))]:
+        return found
     return found + (find_broken_grad(log, curve, thresholds) or find_plateau(log, curve, thresholds))
 
 

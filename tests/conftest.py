@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from trainings import collect_all
 
 DATA = Path(__file__).parent / "data"
 
@@ -25,3 +26,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return unpacked[name]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with real runs of the small transformer, one a planted fault (see trainings.py)."""
+    return collect_all(tmp_path_factory)
