@@ -82,6 +82,14 @@ def compare(
     pair_step: Annotated[str | None, typer.Option(metavar="B=C,…", help="Steps that belong together by hand.")] = None,
     pair_rank: Annotated[str | None, typer.Option(metavar="B=C,…", help="Ranks that do, as in 0=1,4-7=0-3.")] = None,
     pair_stage: Annotated[str | None, typer.Option(metavar="B=C,…", help="Stages that do.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(metavar="tp=,pp=,vpp=", help="How the ranks split the model; cp=, sp=1 too.")
+    ] = None,
+    baseline_layout: Annotated[str | None, typer.Option(metavar="tp=,pp=,vpp=", help="The same of one side.")] = None,
+    candidate_layout: Annotated[str | None, typer.Option(metavar="tp=,pp=,vpp=", help="And of the other.")] = None,
+    replicas: Annotated[
+        bool, typer.Option("--replicas", help="Hold the ranks of one dump against each other: which one is wrong?")
+    ] = False,
     output_format: Format = None,
     limit: Limit = None,
     workers: Workers = None,
@@ -100,7 +108,9 @@ def compare(
     from precdiag.config import CompareSettings, load
     from precdiag.document import comparison_document
     from precdiag.judge import Policy
+    from precdiag.parallelism import parallelism_of
     from precdiag.parts import Partners, Selection
+    from precdiag.replicas import compare_replicas
     from precdiag.report import comparison_text, config_text, json_text, progress_on_stderr, show
     from precdiag.tablefile import holds_tables
     from precdiag.workers import Resources, available
@@ -117,6 +127,10 @@ def compare(
         "pair_step": pair_step,
         "pair_rank": pair_rank,
         "pair_stage": pair_stage,
+        "layout": layout,
+        "baseline_layout": baseline_layout,
+        "candidate_layout": candidate_layout,
+        "replicas": replicas or None,
         "format": output_format,
         "limit": limit,
         "workers": workers,
@@ -131,7 +145,11 @@ def compare(
     partners = Partners(settings.pair_step, settings.pair_rank, settings.pair_stage)
     selection = Selection(settings.step, settings.rank, settings.stage, partners)
     paths = [baseline, *([candidate] if candidate else []), *(tables or [])]
-    if all(map(holds_tables, paths)):
+    if settings.replicas:
+        with progress_on_stderr() as progress:
+            own = parallelism_of(settings.layout)
+            comparison = compare_replicas(_one_path(paths), policy, selection, own, settings.limit, progress)
+    elif all(map(holds_tables, paths)):
         comparison = compare_tables(paths, policy, selection, settings.limit)
     else:
         sides = _two_sides(paths)
@@ -427,6 +445,12 @@ def main() -> NoReturn:
         )
         sys.exit(EXIT_CANNOT_LOOK)
     sys.exit(0)
+
+
+def _one_path(paths: list[Path]) -> Path:
+    if len(paths) > 1:
+        raise UsageError("--replicas looks into one dump", hint="precdiag compare DUMP --replicas")
+    return paths[0]
 
 
 def _two_sides(paths: list[Path]) -> tuple[Path, Path]:

@@ -235,10 +235,10 @@ def conclude_part(judged: Judged, policy: Policy, limit: int, gradients_were_equ
     rounding = find_rounding(judged, cause, fresh=judged.baseline.part.step in (None, 0))
     if cause is not None and rounding is not None:
         cause = explained_cause(cause, rounding.onset)
-    return replace(_summary(judged, recognised, cause, rounding, policy, limit), rounding=rounding, replaced=replaced)
+    return replace(summary(judged, recognised, cause, rounding, policy, limit), rounding=rounding, replaced=replaced)
 
 
-def _summary(
+def summary(
     judged: Judged,
     recognised: Mapping[int, str],
     cause: Cause | None,
@@ -246,6 +246,7 @@ def _summary(
     policy: Policy,
     limit: int,
 ) -> PartResult:
+    """Keep of one judged pair of parts what the report needs; `cause` and `rounding` were found in it."""
     import numpy as np
 
     rows = judged.rows

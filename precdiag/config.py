@@ -105,6 +105,17 @@ def _name_pairs(given: object) -> object:
     return pairs
 
 
+def _sizes(given: object) -> object:
+    """Accept `tp=2,pp=4`, a list of such texts, or a mapping."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    items = given if isinstance(given, list | tuple) else str(given).split(",")
+    pairs = [tuple(each.strip() for each in str(item).partition("=")) for item in items]
+    if not all(name and size for name, _, size in pairs):
+        raise ValueError("expected sizes by name, as in tp=2,pp=4,vpp=2")
+    return {name: size for name, _, size in pairs}
+
+
 def _put_pairs(pairs: dict[Any, Any], more: Iterable[tuple[Any, Any]]) -> None:
     for baseline, candidate in more:
         if baseline in pairs or candidate in pairs.values():
@@ -126,6 +137,9 @@ NumberPairs = Annotated[dict[int, int], BeforeValidator(_pairs), AfterValidator(
 NamePairs = Annotated[dict[str, str], BeforeValidator(_name_pairs), AfterValidator(_one_to_one)]
 Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=2)]
+
+
+Layout = Annotated[dict[Literal["tp", "cp", "pp", "vpp", "sp"], Annotated[int, Field(ge=0)]], BeforeValidator(_sizes)]
 
 
 class Section(BaseModel):
@@ -156,6 +170,10 @@ class CompareSettings(Section):
     pair_step: NumberPairs = {}
     pair_rank: NumberPairs = {}
     pair_stage: NamePairs = {}
+    layout: Layout = {}
+    baseline_layout: Layout = {}
+    candidate_layout: Layout = {}
+    replicas: bool = False
     format: Literal["table", "json"] = "table"
     limit: Annotated[int, Field(ge=1)] = 1000  # DESIGN: symptoms listed in the JSON
     workers: Annotated[int, Field(ge=1)] | None = None  # as many as there are processors

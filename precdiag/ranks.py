@@ -10,7 +10,7 @@ from precdiag.communication import Communication, communications_of, members_of
 from precdiag.judge import Judged
 
 # A channel and the number within it: what the same collective, or the two ends of one message, have in common.
-_Meeting = tuple[str, tuple[int, int] | None, str, int]
+Meeting = tuple[str, tuple[int, int] | None, str, int]
 _NEVER = math.inf
 
 
@@ -42,13 +42,13 @@ def preceding(
     differences: Mapping[int, int], communications: Mapping[int, tuple[Communication, ...]]
 ) -> dict[int, set[int]]:
     """Return, for each differing rank, the others whose first difference precedes its own."""
-    meetings = _meetings(communications)
-    members: dict[_Meeting, list[int]] = {}
+    meetings = meetings_of(communications)
+    members: dict[Meeting, list[int]] = {}
     for key, met in meetings.items():
         for meeting, _ in met:
             members.setdefault(meeting, []).append(key)
     bit = {key: 1 << at for at, key in enumerate(differences)}
-    brought: dict[_Meeting, int] = {}
+    brought: dict[Meeting, int] = {}
     reached = dict.fromkeys(differences, 0)
     waiting = dict.fromkeys(communications)  # ranks to walk, in order: again whenever something new is brought to them
     while waiting:
@@ -61,8 +61,8 @@ def preceding(
 
 
 def _walk(
-    meetings: list[tuple[_Meeting, Communication]], line: float, own: int, brought: dict[_Meeting, int]
-) -> tuple[int, list[_Meeting]]:
+    meetings: list[tuple[Meeting, Communication]], line: float, own: int, brought: dict[Meeting, int]
+) -> tuple[int, list[Meeting]]:
     """Walk one rank's communications: bring to each what can be in the rank's work, and take what others brought.
 
     Differences are bits, `own` the rank's own, which exists from `line` on. Returns those that had reached the rank by
@@ -84,12 +84,14 @@ def _walk(
     return reached, new
 
 
-def _meetings(
+def meetings_of(
     communications: Mapping[int, tuple[Communication, ...]],
-) -> dict[int, list[tuple[_Meeting, Communication]]]:
-    """Number each rank's communications within their channels, groups being told by the ranks in them."""
+) -> dict[int, list[tuple[Meeting, Communication]]]:
+    """Return, with each rank's communications, what each meets: equal for all members of a collective, both ends of a
+    message. Groups are told by the ranks in them, a channel's communications are numbered in order.
+    """
     names = _group_names(communications)
-    meetings: dict[int, list[tuple[_Meeting, Communication]]] = {}
+    meetings: dict[int, list[tuple[Meeting, Communication]]] = {}
     for key, of_rank in communications.items():
         counts: dict[tuple[str, tuple[int, int] | None, str], int] = {}
         met = meetings[key] = []

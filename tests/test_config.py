@@ -65,6 +65,10 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
         "compare.pair_step": "default",
         "compare.pair_rank": "default",
         "compare.pair_stage": "default",
+        "compare.layout": "default",
+        "compare.baseline_layout": "default",
+        "compare.candidate_layout": "default",
+        "compare.replicas": "default",
         "compare.format": "default",
         "compare.limit": "default",
         "compare.workers": "default",
@@ -351,3 +355,13 @@ def test_a_pair_that_is_none_is_refused_with_its_place(tmp_path: Path, key: str,
 
 def test_stages_pair_by_name(tmp_path: Path) -> None:
     assert compare(tmp_path, pair_stage="actor=actor_rollout").settings.pair_stage == {"actor": "actor_rollout"}
+
+
+def test_a_layout_is_sizes_by_name(tmp_path: Path) -> None:
+    assert compare(tmp_path, layout="tp=2, pp=4").settings.layout == {"tp": 2, "pp": 4}
+    assert compare(tmp_path, "compare:\n  layout: {tp: 2, vpp: 2}\n").settings.layout == {"tp": 2, "vpp": 2}
+
+
+@pytest.mark.parametrize(("text", "said"), [("tp", "sizes by name"), ("tq=2", "'tp', 'cp'"), ("tp=x", "valid integer")])
+def test_a_layout_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refusal(tmp_path, baseline_layout=text)
