@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from precdiag.bridge import Renames
 from precdiag.dump import Dump
-from precdiag.match import MAP, PREFIX, SEQUENCE, Matched, match_calls
+from precdiag.match import MAP, PREFIX, SEQUENCE, Matched, left_over, match_calls
 from precdiag.regions import Region, find_regions
 from precdiag.replacements import Replacement, known_replacements
 
@@ -88,8 +88,8 @@ def _lines(matched: Matched, size: int, other: int) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    only_baseline = np.setdiff1d(np.arange(size), matched.at)
-    only_candidate = np.setdiff1d(np.arange(other), matched.against)
+    only_baseline = left_over(size, matched.at)
+    only_candidate = left_over(other, matched.against)
     alone = len(only_baseline) + len(only_candidate)
     return pd.DataFrame(
         {
@@ -116,7 +116,7 @@ def _pair_rows(baseline: pd.DataFrame, candidate: pd.DataFrame, calls: pd.DataFr
     partner = pd.Index(keys[0]).get_indexer(pd.Index(keys[1]))
     paired = np.flatnonzero(partner >= 0)
     only_candidate = np.flatnonzero(partner < 0)
-    only_baseline = np.setdiff1d(np.arange(len(baseline)), partner[paired])
+    only_baseline = left_over(len(baseline), partner[paired])
     at_baseline = np.concatenate([partner[paired], only_baseline, np.full(len(only_candidate), -1)])
     at_candidate = np.concatenate([paired, np.full(len(only_baseline), -1), only_candidate])
     key = np.where(at_baseline >= 0, keys[0][at_baseline], keys[1][at_candidate])

@@ -7,12 +7,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precdiag.decode import MalformedError, decode
 from precdiag.errors import UnreadableError
 from precdiag.layout import DUMP_FILE, TENSOR_FOLDER, Part
+from precdiag.lookup import Lookup
 from precdiag.rows import CHECKSUM_NONE, OUTPUT, STATISTICS, Columns, split_name
 
 if TYPE_CHECKING:
@@ -47,14 +49,28 @@ class Dump:
     notes: tuple[str, ...] = ()
     _stacks: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
 
+    @cached_property
+    def prints(self) -> np.ndarray:
+        """See `fingerprints`."""
+        return _fingerprints(self.rows)
+
+    @cached_property
+    def cell(self) -> Lookup:
+        """Single values of `rows`."""
+        return Lookup(self.rows)
+
+    @cached_property
+    def call_cell(self) -> Lookup:
+        """Single values of `calls`."""
+        return Lookup(self.calls)
+
     def name(self, row: int) -> str:
         """Return msprobe's own name of a row, `Functional.linear.1.forward.input.1`."""
-        line = self.rows.iloc[row]
-        return f"{line['call']}.{line['slot']}"
+        return f"{self.cell('call', row)}.{self.cell('slot', row)}"
 
     def tensor_path(self, row: int) -> Path | None:
         """Return the row's tensor file beside this dump.json, wherever the dump was collected."""
-        name = self.rows["file"].iat[row]
+        name = self.cell("file", row)
         return None if name is None else self.part.folder / TENSOR_FOLDER / name
 
     def stack(self, call: str) -> tuple[str, ...]:
@@ -120,15 +136,18 @@ def begin_order(rows: pd.DataFrame, parent: np.ndarray) -> np.ndarray:
 
 
 def fingerprints(dump: Dump) -> np.ndarray:
-    """Hash what is known of each row's value (dtype, shape, statistics, checksum): uint64 of len(rows).
+    """Hash what is known of each row's value (dtype, shape, statistics, checksum): uint64 of len(rows), read-only.
 
     Equal values on one side have equal fingerprints; rows about which nothing is known have 0. Used to find which
     call produced an input.
     """
+    return dump.prints
+
+
+def _fingerprints(rows: pd.DataFrame) -> np.ndarray:
     import numpy as np
     import pandas as pd
 
-    rows = dump.rows
     mixed = pd.util.hash_pandas_object(
         pd.DataFrame(
             {
@@ -144,6 +163,7 @@ def fingerprints(dump: Dump) -> np.ndarray:
     ).to_numpy()
     silent = (rows["known"].to_numpy() == 0) & (rows["checksum_kind"].to_numpy() == CHECKSUM_NONE)
     hashes: np.ndarray = np.where(silent | ~rows["tensor"].to_numpy(), np.uint64(0), mixed)
+    hashes.flags.writeable = False  # shared by all that ask
     return hashes
 
 

@@ -55,11 +55,10 @@ class Row:
 def row_of(judged: Judged, line: int) -> Row:
     """Describe one line of `judged.rows`; its kind is what differs in it."""
     dump, at = side_of(judged, line)
-    entry = dump.rows.iloc[at]
-    call = dump.calls.iloc[int(dump.rows["call"].cat.codes.iat[at])]
-    name = f"{entry['call']}.{entry['slot']}"
-    other = judged.candidate.name(int(judged.rows["candidate"].iat[line])) if is_paired(judged, line) else name
-    how = str(judged.pairing.calls["how"].iat[int(judged.rows["call"].iat[line])])
+    call = dump.cell.code("call", at)
+    name = dump.name(at)
+    other = judged.candidate.name(int(judged.cell("candidate", line))) if is_paired(judged, line) else name
+    how = str(judged.pairing.calls["how"].iat[int(judged.cell("call", line))])
     if not how and is_paired(judged, line):  # the results of a replaced region
         how = SEQUENCE
     return Row(
@@ -68,13 +67,13 @@ def row_of(judged: Judged, line: int) -> Row:
         stage=judged.baseline.part.stage,
         order=line,
         name=name,
-        call=str(entry["call"]),
-        slot=str(entry["slot"]),
-        phase=str(call["phase"]),
+        call=str(dump.cell("call", at)),
+        slot=str(dump.cell("slot", at)),
+        phase=str(dump.call_cell("phase", call)),
         kind=aspect_of(judged, line),
         metrics=_metrics(judged, line),
-        evidence=int(judged.rows["evidence"].iat[line]),
-        module=module_of(dump, int(dump.rows["call"].cat.codes.iat[at])),
+        evidence=int(judged.cell("evidence", line)),
+        module=module_of(dump, call),
         how=how,
         partner=None if other == name else other,
     )
@@ -83,22 +82,22 @@ def row_of(judged: Judged, line: int) -> Row:
 def module_of(dump: Dump, call: int) -> str | None:
     """Return the path of the module that a call is or stands in, None where construct.json does not say."""
     while call >= 0:
-        path = dump.calls["module"].iat[call]
+        path = dump.call_cell("module", call)
         if path:
             return str(path)
-        call = int(dump.calls["parent"].iat[call])
+        call = int(dump.call_cell("parent", call))
     return None
 
 
 def side_of(judged: Judged, line: int) -> tuple[Dump, int]:
     """Return the dump and row position that speak for a line: the baseline's where it has the row."""
-    b, c = int(judged.rows["baseline"].iat[line]), int(judged.rows["candidate"].iat[line])
+    b, c = int(judged.cell("baseline", line)), int(judged.cell("candidate", line))
     return (judged.baseline, b) if b >= 0 else (judged.candidate, c)
 
 
 def is_paired(judged: Judged, line: int) -> bool:
     """Tell whether both sides have the row of a line."""
-    return int(judged.rows["baseline"].iat[line]) >= 0 and int(judged.rows["candidate"].iat[line]) >= 0
+    return int(judged.cell("baseline", line)) >= 0 and int(judged.cell("candidate", line)) >= 0
 
 
 def is_beyond(judged: Judged, line: int) -> bool:
@@ -106,13 +105,13 @@ def is_beyond(judged: Judged, line: int) -> bool:
     stopped = judged.pairing.stopped
     if stopped is None:
         return False
-    call = judged.pairing.calls.iloc[int(judged.rows["call"].iat[line])]
+    call = judged.pairing.calls.iloc[int(judged.cell("call", line))]
     return any(position >= first for position, first in zip(call[["baseline", "candidate"]], stopped, strict=True))
 
 
 def aspect_of(judged: Judged, line: int) -> str:
     """Name what differs in a line, the most telling aspect first."""
-    state, aspects = int(judged.rows["state"].iat[line]), int(judged.rows["aspects"].iat[line])
+    state, aspects = int(judged.cell("state", line)), int(judged.cell("aspects", line))
     if state in (BASELINE_ONLY, CANDIDATE_ONLY):
         return "structure"
     if state in _UNDIFFERENT:
@@ -121,7 +120,7 @@ def aspect_of(judged: Judged, line: int) -> str:
         if aspects & bit:
             return name
     if aspects & VALUE:
-        return "non-finite" if int(judged.rows["nonfinite"].iat[line]) in (1, 2) else "value"
+        return "non-finite" if int(judged.cell("nonfinite", line)) in (1, 2) else "value"
     return "dtype" if aspects & DTYPE else "requires_grad" if aspects & GRAD else "value"
 
 
@@ -132,22 +131,22 @@ def texts_of(judged: Judged, line: int) -> tuple[str, str]:
     )
     texts = []
     for dump, side in ((judged.baseline, "baseline"), (judged.candidate, "candidate")):
-        row = dump.rows.iloc[int(judged.rows[side].iat[line])]
+        at = int(judged.cell(side, line))
         if column == "requires_grad":
-            texts.append(str(row["requires_grad"] == 1))
-        elif column == "value" and row["tensor"]:
-            texts.append(f"a tensor {row['shape']} {row['dtype']}")
+            texts.append(str(dump.cell("requires_grad", at) == 1))
+        elif column == "value" and dump.cell("tensor", at):
+            texts.append(f"a tensor {dump.cell('shape', at)} {dump.cell('dtype', at)}")
         else:
-            texts.append(str(row[column]))
+            texts.append(str(dump.cell(column, at)))
     return texts[0], texts[1]
 
 
 def _metrics(judged: Judged, line: int) -> dict[str, Any] | None:
     """Return DESIGN's metrics of a line: from its tensors, else from statistics, else the two texts; None one-sided."""
-    if int(judged.rows["state"].iat[line]) in (BASELINE_ONLY, CANDIDATE_ONLY):
+    if int(judged.cell("state", line)) in (BASELINE_ONLY, CANDIDATE_ONLY):
         return None
     empty = dict.fromkeys(("mismatched", "elements", "index", "baseline", "candidate"))
-    numbers = {name: float(judged.rows[name].iat[line]) for name in ("max_abs", "max_rel", "cosine", "max_ulp")}
+    numbers = {name: float(judged.cell(name, line)) for name in ("max_abs", "max_rel", "cosine", "max_ulp")}
     metrics: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in numbers.items()} | empty
     found = judged.tensors.get(line)
     if found is not None and found.metrics is not None:
@@ -161,9 +160,8 @@ def _metrics(judged: Judged, line: int) -> dict[str, Any] | None:
 
 def _worst_statistic(judged: Judged, line: int) -> tuple[float | None, float | None]:
     """The statistic of an element (Max, Min, Mean) that differs most, on both sides."""
-    left = judged.baseline.rows.iloc[int(judged.rows["baseline"].iat[line])]
-    right = judged.candidate.rows.iloc[int(judged.rows["candidate"].iat[line])]
-    pairs = [(float(left[name]), float(right[name])) for name in STATISTICS]
+    b, c = int(judged.cell("baseline", line)), int(judged.cell("candidate", line))
+    pairs = [(float(judged.baseline.cell(name, b)), float(judged.candidate.cell(name, c))) for name in STATISTICS]
     unlike = [(b, c) for b, c in pairs if b != c and not (math.isnan(b) and math.isnan(c))]
     if not unlike:
         return None, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from precdiag.align import Pairing
@@ -24,6 +25,7 @@ from precdiag.evidence import (
     Pairs,
     judge_pairs,
 )
+from precdiag.lookup import Lookup
 from precdiag.tensors import TensorPair
 
 if TYPE_CHECKING:
@@ -68,9 +70,14 @@ class Judged:
     tensors: dict[int, TensorPair]
     notes: tuple[str, ...]
 
+    @cached_property
+    def cell(self) -> Lookup:
+        """Single values of `rows`."""
+        return Lookup(self.rows)
+
     def name(self, line: int) -> str:
         """Return the row name of a line: the baseline's, the candidate's where only that has it."""
-        b, c = int(self.rows["baseline"].iat[line]), int(self.rows["candidate"].iat[line])
+        b, c = int(self.cell("baseline", line)), int(self.cell("candidate", line))
         return self.baseline.name(b) if b >= 0 else self.candidate.name(c)
 
 

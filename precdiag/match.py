@@ -117,12 +117,21 @@ def _extent(at: np.ndarray, against: np.ndarray, size: int, other: int) -> tuple
     return (int(at[keep - 1]) + 1, int(against[keep - 1]) + 1), whole
 
 
+def left_over(size: int, taken: np.ndarray) -> np.ndarray:
+    """Return the positions 0..size-1 that are not among `taken`, in order."""
+    import numpy as np
+
+    free = np.ones(size, dtype=bool)
+    free[taken] = False
+    return np.flatnonzero(free)
+
+
 def _moved(left: Sequence, right: Sequence, at: np.ndarray, against: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pair what is left on both sides: calls equal in everything, then namesakes that stand close by."""
     import numpy as np
     import pandas as pd
 
-    rest = np.setdiff1d(np.arange(len(left.key)), at), np.setdiff1d(np.arange(len(right.key)), against)
+    rest = left_over(len(left.key), at), left_over(len(right.key), against)
     nowhere = np.array([], dtype=np.int64)
     if not len(rest[0]) or not len(rest[1]):
         return nowhere, nowhere
