@@ -168,6 +168,8 @@ def compare(
     files, and steps and ranks, are compared. Raises UnreadableError where a path holds no dump, UsageError where the
     selection or the band asks for what is not there.
     """
+    if resources.scheduler is not None:  # its workers have working directories of their own
+        baseline, candidate = baseline.absolute(), candidate.absolute()
     selection = selection or Selection()
     partners = selection.partners
     runs = open_run(baseline), open_run(candidate)
