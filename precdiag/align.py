@@ -57,7 +57,7 @@ def pair(
     calls = _lines(matched, len(baseline.calls), len(candidate.calls))
     regions = _regions(matched, baseline, candidate, known)
     rows = _pair_boundaries(_pair_rows(baseline.rows, candidate.rows, calls), regions)
-    order = _merged_order(rows, baseline.rows["order"].to_numpy(), candidate.rows["order"].to_numpy())
+    order = merged_order(rows, baseline.rows["order"].to_numpy(), candidate.rows["order"].to_numpy())
     frame = pd.DataFrame(rows).iloc[order].reset_index(drop=True)
     return Pairing(calls, frame, _notes(matched, baseline, candidate), matched.stopped, regions)
 
@@ -156,7 +156,7 @@ def _pair_boundaries(rows: dict[str, np.ndarray], regions: Iterable[Region]) -> 
     return {name: column[~there] for name, column in rows.items()}
 
 
-def _merged_order(rows: dict[str, np.ndarray], baseline: np.ndarray, candidate: np.ndarray) -> np.ndarray:
+def merged_order(rows: dict[str, np.ndarray], baseline: np.ndarray, candidate: np.ndarray) -> np.ndarray:
     """Sort key: the baseline's order; for a candidate-only row that of the paired row before it, then its own."""
     import numpy as np
 

@@ -90,6 +90,9 @@ def compare(
     replicas: Annotated[
         bool, typer.Option("--replicas", help="Hold the ranks of one dump against each other: which one is wrong?")
     ] = False,
+    engine: Annotated[
+        str | None, typer.Option(metavar="native|msprobe", help="What measures: msprobe runs its own compare.")
+    ] = None,
     output_format: Format = None,
     limit: Limit = None,
     workers: Workers = None,
@@ -101,13 +104,16 @@ def compare(
 
     Exits 0 when nothing differs, 1 when something does, 2 when that cannot be told.
     """
+    from contextlib import ExitStack
     from dataclasses import replace
 
     from precdiag.compare import compare as run
     from precdiag.compare_tables import compare_tables
     from precdiag.config import CompareSettings, load
     from precdiag.document import comparison_document
+    from precdiag.engine import Engine
     from precdiag.judge import Policy
+    from precdiag.msprobe import find_msprobe
     from precdiag.parallelism import parallelism_of
     from precdiag.parts import Partners, Selection
     from precdiag.replicas import compare_replicas
@@ -131,6 +137,7 @@ def compare(
         "baseline_layout": baseline_layout,
         "candidate_layout": candidate_layout,
         "replicas": replicas or None,
+        "engine": engine,
         "format": output_format,
         "limit": limit,
         "workers": workers,
@@ -154,8 +161,13 @@ def compare(
     else:
         sides = _two_sides(paths)
         resources = Resources(settings.workers or available(), settings.scheduler)
-        with progress_on_stderr() as progress:
-            comparison = run(*sides, policy, selection, settings.limit, progress, resources)
+        with ExitStack() as stack:
+            progress = stack.enter_context(progress_on_stderr())
+            judging = None
+            if settings.engine == "msprobe":
+                whole = settings.rank is None
+                judging = stack.enter_context(Engine(find_msprobe(), policy, whole_steps=whole, say=_say))
+            comparison = run(*sides, policy, selection, settings.limit, progress, resources, judging)
     comparison = replace(comparison, cross_device=comparison.cross_device or settings.cross_device)
     as_json = settings.format == "json"
     show(json_text(comparison_document(comparison)) if as_json else comparison_text(comparison))

@@ -45,6 +45,8 @@ DIVERGED, NO_DIVERGENCE, NOT_COMPARABLE = "diverged", "no-divergence", "not-comp
 _ROWS_BEFORE, _ROWS_BEHIND = 2, 3
 
 Progress = Callable[[str, int, int], None]
+# Judges one pair of parts, in place of the native engine.
+Judging = Callable[[Part, Part], Judged]
 PARTS = "steps and ranks"
 
 
@@ -161,12 +163,14 @@ def compare(
     limit: int = 1000,
     progress: Progress = lambda label, done, total: None,
     resources: Resources = Resources(),  # noqa: B008 - a frozen value
+    judging: Judging | None = None,
 ) -> Comparison:
     """Compare two dumps and name the first cause; `resources` change how long it takes, never the result.
 
     `limit` is the number of symptom rows that are described. `progress(label, done, total)` is called as tensor
-    files, and steps and ranks, are compared. Raises UnreadableError where a path holds no dump, UsageError where the
-    selection or the band asks for what is not there.
+    files, and steps and ranks, are compared. `judging` judges in place of the native reading of the dumps, one pair
+    after the other. Raises UnreadableError where a path holds no dump, UsageError where the selection or the band asks
+    for what is not there.
     """
     if resources.scheduler is not None:  # its workers have working directories of their own
         baseline, candidate = baseline.absolute(), candidate.absolute()
@@ -177,9 +181,14 @@ def compare(
     runs = selected(runs[0], selection), selected(runs[1], selection, partners.place_of)
     pairs, one_sided, notes = pair_parts(*runs, partners)
     notes = (*notes_on_collection(baseline, candidate), *notes)
-    of_tensors = None if resources.spread(len(pairs)) else progress
-    work = partial(_compare_pair, policy=policy, limit=limit, progress=of_tensors)
-    found = zip(pairs, each(work, pairs, resources, partial(progress, PARTS)), strict=True)
+    outcomes: Iterable[PartResult]
+    if judging is None:
+        of_tensors = None if resources.spread(len(pairs)) else progress
+        work = partial(_compare_pair, policy=policy, limit=limit, progress=of_tensors)
+        outcomes = each(work, pairs, resources, partial(progress, PARTS))
+    else:
+        outcomes = (_judged_by(judging, left, right, policy, limit) for left, right in pairs)
+    found = zip(pairs, outcomes, strict=True)
     results: list[PartResult] = []
     for _, of_step in groupby(found, lambda one: (one[0][0].stage, one[0][0].step)):
         decided = any(result.cause is not None for result in results)
@@ -212,6 +221,14 @@ def compare_part(
         return PartResult(baseline, candidate, error=str(error))
     told = (lambda done, total: None) if progress is None else partial(progress, baseline.label)
     return conclude_part(judge(left, right, pairing, policy, told), policy, limit, gradients_were_equal=False)
+
+
+def _judged_by(judging: Judging, baseline: Part, candidate: Part, policy: Policy, limit: int) -> PartResult:
+    try:
+        judged = judging(baseline, candidate)
+    except UnreadableError as error:
+        return PartResult(baseline, candidate, error=str(error))
+    return conclude_part(judged, policy, limit, gradients_were_equal=False)
 
 
 def _compare_pair(

@@ -9,7 +9,7 @@ from pathlib import Path
 from precdiag.compare import Comparison, PartResult, conclude, conclude_part
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.judge import Policy
-from precdiag.judge_table import judge_table
+from precdiag.judge_table import judge_table, limits_of
 from precdiag.parts import Selection, listed
 from precdiag.table import read_table
 from precdiag.tablefile import TableFile, find_tables
@@ -36,7 +36,9 @@ def _result(file: TableFile, policy: Policy, limit: int, gradients_were_equal: b
         table = read_table(file)
     except UnreadableError as error:
         return PartResult(file.part, file.part, error=str(error))
-    return conclude_part(judge_table(table, policy), policy, limit, gradients_were_equal)
+    judged = judge_table(table, policy)
+    judged = replace(judged, notes=(*judged.notes, *limits_of(table)))
+    return conclude_part(judged, policy, limit, gradients_were_equal)
 
 
 def _selected(files: tuple[TableFile, ...], selection: Selection | None) -> list[TableFile]:

@@ -174,6 +174,7 @@ class CompareSettings(Section):
     baseline_layout: Layout = {}
     candidate_layout: Layout = {}
     replicas: bool = False
+    engine: Literal["native", "msprobe"] = "native"
     format: Literal["table", "json"] = "table"
     limit: Annotated[int, Field(ge=1)] = 1000  # DESIGN: symptoms listed in the JSON
     workers: Annotated[int, Field(ge=1)] | None = None  # as many as there are processors

@@ -70,7 +70,7 @@ def judge_table(table: Table, policy: Policy) -> Judged:
         _judge_statistic_metrics(pairs, cells, valued)
     pairs.evidence[pairs.evidence != NOTHING] = TABLE
     columns = {"max_abs": max_abs, "max_rel": max_rel, "cosine": cosine, "max_ulp": np.full(len(cells), np.nan)}
-    return settle(pairs, table.pairing, policy, columns, (*notes, *_notes(table, both)))
+    return settle(pairs, table.pairing, policy, columns, (*notes, f"read from {_SEES[table.task]}"))
 
 
 def _require_metrics(table: Table, policy: Policy) -> None:
@@ -178,9 +178,10 @@ def _tensor_numbers(
     return absolute, relative, cosine
 
 
-def _notes(table: Table, both: np.ndarray) -> list[str]:
-    notes = [f"read from {_SEES[table.task]}", _NO_BASELINE_ROWS]
+def limits_of(table: Table) -> tuple[str, ...]:
+    """Say what a table cannot show where the dumps that it was made of are not at hand."""
+    notes = [_NO_BASELINE_ROWS]
     if not table.ordered:
         notes.append(LOST_ORDER_NOTE)
-    alone = int((~both).sum())
-    return [*notes, f"{alone} {_NO_PARTNER}"] if alone else notes
+    alone = int((table.pairing.rows[["baseline", "candidate"]] < 0).any(axis=1).sum())
+    return (*notes, f"{alone} {_NO_PARTNER}") if alone else tuple(notes)

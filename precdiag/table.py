@@ -91,7 +91,7 @@ def table_of(cells: pd.DataFrame, part: Part) -> Table:
         where = cells["npu name"][twice].iloc[0]
         raise UnreadableError(f"{part.folder}: names {where} twice", hint="one table holds one step and rank")
     sides = {side: _dump(cells, side, names[side], part) for side in ("bench", "npu")}
-    calls, line_call = _pair_calls(names, sides)
+    calls, line_call = paired_calls(sides["bench"], sides["npu"], names["bench"].row, names["npu"].row)
     speaking = _speaking(names)
     ordered = _is_ordered(speaking)
     rank = np.arange(len(cells))
@@ -251,35 +251,33 @@ def _frames(text: str) -> tuple[str, ...]:
         return (text,)
 
 
-def _pair_calls(names: dict[str, _Names], sides: dict[str, Dump]) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return Pairing.calls, and for each line of the table its position there.
+def paired_calls(baseline: Dump, candidate: Dump, b: np.ndarray, c: np.ndarray) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return Pairing.calls as pairs of rows imply it, and for each pair its position there.
 
-    A row on one side only stands with the pair that its call has elsewhere in the table.
+    `b`, `c`: positions of rows, -1 for none. A row on one side only stands with the pair that its call has elsewhere.
     """
     import numpy as np
     import pandas as pd
 
-    codes = {}
-    for side, dump in sides.items():
-        codes[side] = np.full(len(names[side].there), -1, dtype=np.int64)
-        codes[side][names[side].there] = dump.rows["call"].cat.codes
-    lines = pd.DataFrame({"baseline": codes["bench"], "candidate": codes["npu"]})
+    codes = [
+        np.append(dump.rows["call"].cat.codes.to_numpy(dtype=np.int64), -1)[at]
+        for dump, at in ((baseline, b), (candidate, c))
+    ]
+    lines = pd.DataFrame({"baseline": codes[0], "candidate": codes[1]})
     paired = lines[(lines >= 0).all(axis=1)].drop_duplicates()
     for own, other in (("candidate", "baseline"), ("baseline", "candidate")):
         partner = paired.drop_duplicates(own).set_index(own)[other]
         alone = lines[other] < 0
         lines.loc[alone, other] = lines.loc[alone, own].map(partner).fillna(-1).astype(np.int64)
-    keys = pd.MultiIndex.from_frame(lines)
-    position, unique = pd.factorize(keys)
+    position, unique = pd.factorize(pd.MultiIndex.from_frame(lines))
     calls = pd.DataFrame(list(unique), columns=["baseline", "candidate"])
-    same = [
-        b >= 0 and c >= 0 and sides["bench"].calls["name"].iat[b] == sides["npu"].calls["name"].iat[c]
-        for b, c in calls.itertuples(index=False)
+    names = [
+        np.append(dump.calls["name"].to_numpy(dtype=object), "")[calls[side]]
+        for dump, side in ((baseline, "baseline"), (candidate, "candidate"))
     ]
-    both = (calls["baseline"] >= 0) & (calls["candidate"] >= 0)
-    calls["how"] = np.where(same, NAME, np.where(both, MAP, ""))
-    calls["moved"] = False
-    return calls, np.asarray(position)
+    both = (calls >= 0).all(axis=1)
+    calls["how"] = np.where(both, np.where(names[0] == names[1], NAME, MAP), "")
+    return calls.assign(moved=False), np.asarray(position)
 
 
 def _speaking(names: dict[str, _Names]) -> pd.DataFrame:
