@@ -220,7 +220,7 @@ def nan_(
     settings = loaded.settings
     selection = Selection(settings.step, settings.rank, settings.stage)
     training_log = None if settings.log is None else Path(settings.log)
-    found = survey(dump, selection, settings.limit, training_log, settings.pattern)
+    found = survey(_one_side(dump), selection, settings.limit, training_log, settings.pattern)
     show(json_text(survey_document(found)) if settings.format == "json" else survey_text(found))
     for part in found.parts:
         if part.error is not None:
@@ -480,6 +480,14 @@ def _two_sides(paths: list[Path]) -> tuple[Path, Path]:
         f"{paths[0]}: one path alone must be a folder that holds baseline/ and candidate/, or a table of msprobe",
         hint="precdiag compare BASELINE CANDIDATE",
     )
+
+
+def _one_side(folder: Path) -> Path:
+    """Return the only side of a folder that collect wrote, else the folder itself."""
+    sides = [folder / side for side in ("baseline", "candidate") if (folder / side).is_dir()]
+    if len(sides) == 2:
+        raise UsageError(f"{folder}: holds two sides, and one dump is looked at", hint=f"precdiag nan {sides[1]}")
+    return sides[0] if sides else folder
 
 
 def _say(message: str) -> None:

@@ -126,7 +126,7 @@ def numbers_of(dump: Dump, row: int) -> Numbers:
         gradient=max((max(abs(low), abs(high)) for low, high in _all_ends(gradients)), default=math.nan),
         dtype=str(rows["dtype"].iat[row]).rpartition(".")[2],
         elements=_elements(floats, 0),
-        terms=_terms(floats, _elements(rows.iloc[[row]], 0)),
+        terms=_terms(str(dump.calls["operation"].iat[call]), floats, _elements(rows.iloc[[row]], 0)),
         arguments=arguments,
         labels=_ends(integers, 0),
         mask_ends=_ends(incoming[incoming["slot"].isin(_MASKS) & incoming["tensor"]], 0),
@@ -157,13 +157,16 @@ def _elements(rows: pd.DataFrame, at: int) -> int:
     return int(element_counts(rows["shape"])[at]) if len(rows) > at else -1
 
 
-def _terms(floats: pd.DataFrame, results: int) -> int:
-    """How many terms go into one element of the result: along a weight, the last dimension, or over all."""
+def _terms(operation: str, floats: pd.DataFrame, results: int) -> int:
+    """How many terms go into one element of the result.
+
+    A convolution's channels and window, a product's last dimension, else elements over elements.
+    """
     first = _elements(floats, 0)
     if len(floats) > 1:
         shapes = [_shape(text) for text in floats["shape"].astype(str).iloc[:2]]
-        if len(shapes[1]) > 2 and len(shapes[0]) == len(shapes[1]) and shapes[0][:-2] != shapes[1][:-2]:
-            return math.prod(shapes[1][1:])  # a convolution's weight: channels and window
+        if operation.lower().startswith("conv"):
+            return math.prod(shapes[1][1:])
         return shapes[0][-1] if shapes[0] else 1
     return max(first // results, 1) if first > 0 and results > 0 else 1
 

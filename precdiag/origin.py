@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from precdiag.dump import Dump, fingerprints
+import numpy as np
+
+from precdiag.arrival import call_before, continues, like, maker_of, suspects_of, trains
+from precdiag.dump import Dump
 from precdiag.finding import Row, module_of
 from precdiag.generators import explain
 from precdiag.masks import FILLS, Masks
@@ -17,19 +17,9 @@ from precdiag.operations import is_weight_slot
 from precdiag.rows import INPUT, OUTPUT, PARAMETER, STATISTICS
 from precdiag.source import Source, source_of, stack_of
 
-if TYPE_CHECKING:
-    import numpy as np
+GENERATED, ARGUMENT, BETWEEN = "generated", "argument", "between calls"
+PARAMETER_KIND, INPUT_KIND = "parameter", "input"
 
-GENERATED, PARAMETER_KIND, INPUT_KIND, ARGUMENT, BETWEEN = (
-    "generated",
-    "parameter",
-    "input",
-    "argument",
-    "between calls",
-)
-SUSPECTS_NAMED = 3
-
-_IN_PLACE = re.compile(r"(?:[a-z0-9]_|__setitem__|__i(?!nvert)\w+__)\Z")
 _LEFT_BEHIND = "look at the backward and the update of the step before, or at the checkpoint it was loaded from"
 
 
@@ -56,8 +46,6 @@ def find_origin(dump: Dump, classes: Classes, masks: Masks, found: np.ndarray, f
     `found` and `flow` are without the harmless masks. A scalar counts where its call gave out what no tensor brought,
     or writes without giving anything out and what was written is seen later.
     """
-    import numpy as np
-
     candidates = np.flatnonzero(_candidates(dump, found, flow))
     if not len(candidates):
         return None
@@ -103,8 +91,6 @@ def row_at(dump: Dump, row: int, kind: str) -> Row:
 
 
 def _candidates(dump: Dump, found: np.ndarray, flow: Flow) -> np.ndarray:
-    import numpy as np
-
     rows = dump.rows
     call = rows["call"].cat.codes.to_numpy()
     tensor, order = rows["tensor"].to_numpy(), rows["order"].to_numpy()
@@ -152,8 +138,8 @@ def _explain_input(dump: Dump, masks: Masks, row: int, value: str) -> tuple[str,
     call = dump.calls.iloc[int(rows["call"].cat.codes.iat[row])]
     if is_weight_slot(str(call["operation"]), str(rows["slot"].iat[row])):
         return PARAMETER_KIND, *_explain_parameter(dump, "this weight or buffer", value), ()
-    suspects = tuple(_suspects(dump, row))
-    before = _call_before(dump, row)
+    suspects = tuple(suspects_of(dump, row))
+    before = call_before(dump, row)
     if call["phase"] != "forward":
         why = (
             "the forward pass is finite, and no dumped call gave this gradient out: it is a sum over several uses, or"
@@ -163,11 +149,11 @@ def _explain_input(dump: Dump, masks: Masks, row: int, value: str) -> tuple[str,
     if call["scope"] in ("optimizer", "clip_grad"):
         why = f"a gradient or a state of the optimizer that no dumped call gave out (behind {before})"
         return BETWEEN, why, "collect the backward at level mix; look at the optimizer's state", (before,)
-    maker = _unclaimed(dump, row)
+    maker = maker_of(dump, row)
     grad = int(rows["requires_grad"].iat[row])
-    if maker is None and grad == 1 and dump.level == "L1" and not _like(dump, row).any():
+    if maker is None and grad == 1 and dump.level == "L1" and not like(dump, row).any():
         return PARAMETER_KIND, *_explain_parameter(dump, "a parameter (a leaf that no call gave out)", value), ()
-    if maker is None and grad != 1:
+    if grad != 1 and (maker is None or (trains(dump) and not continues(dump, row)[maker])):
         spread = next((each.spread_by for each in masks.sources if each.row == row), None)
         more = "" if spread is None else f", and {dump.calls['name'].iat[spread]} mixes it into other elements"
         why = f"no dumped call gave it out and it needs no gradient: the data that came in hold {value}{more}"
@@ -213,53 +199,3 @@ def _explain_output(dump: Dump, classes: Classes, row: int, value: str) -> tuple
         return GENERATED, lead + known[0], known[1]
     why = f"{lead}every tensor that went in is free of {value}, and this came out"
     return GENERATED, why, "replay this one call with its dumped inputs (collect it with --task tensor)"
-
-
-def _call_before(dump: Dump, row: int) -> str:
-    import numpy as np
-
-    order = dump.rows["order"].to_numpy()
-    call = dump.rows["call"].cat.codes.to_numpy()
-    earlier = np.flatnonzero((order < order[row]) & (call != call[row]) & (dump.rows["io"].to_numpy() == OUTPUT))
-    return str(dump.rows["call"].iat[earlier[np.argmax(order[earlier])]]) if len(earlier) else "the start of the step"
-
-
-def _like(dump: Dump, row: int) -> np.ndarray:
-    """Mark earlier outputs of the same shape and dtype: bool of len(rows)."""
-    import numpy as np
-
-    rows = dump.rows
-    same = np.asarray(rows["tensor"].to_numpy() & (rows["io"].to_numpy() == OUTPUT))
-    for column in ("shape", "dtype"):
-        codes = rows[column].cat.codes.to_numpy()
-        same &= codes == codes[row]
-    order = rows["order"].to_numpy()
-    return np.asarray(same & (order < order[row]))
-
-
-def _unclaimed(dump: Dump, row: int) -> int | None:
-    """Return the latest such output that arrives nowhere as it was given out; None where each does."""
-    import numpy as np
-
-    candidates = np.flatnonzero(_like(dump, row))
-    if not len(candidates):
-        return None
-    prints, order = fingerprints(dump), dump.rows["order"].to_numpy()
-    inputs = dump.rows["io"].to_numpy() == INPUT
-    for at in candidates[np.argsort(-order[candidates])].tolist():
-        if not (inputs & (prints == prints[at]) & (order > order[at])).any():
-            return int(at)
-    return None
-
-
-def _suspects(dump: Dump, row: int) -> Iterator[str]:
-    """Yield in-place calls behind the output that arrives changed, the nearest first."""
-    import numpy as np
-
-    order = dump.rows["order"].to_numpy()
-    maker = _unclaimed(dump, row)
-    since = -1 if maker is None else int(order[maker])
-    between = np.flatnonzero((order < order[row]) & (order > since) & (dump.rows["slot"] == "input.0").to_numpy())
-    calls = dump.rows["call"].cat.codes.to_numpy()[between[np.argsort(-order[between])]]
-    named = [int(c) for c in dict.fromkeys(calls.tolist()) if _IN_PLACE.search(str(dump.calls["operation"].iat[c]))]
-    yield from (str(dump.calls["name"].iat[c]) for c in named[:SUSPECTS_NAMED])

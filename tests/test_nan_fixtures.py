@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 from test_cli import precdiag
 
 from precdiag.parts import Selection
 from precdiag.survey import survey
 
 Real = Callable[[str], Path]
+SCHEMA = json.loads((Path(__file__).parent / "data" / "nan.schema.json").read_text())
 MASK = "Tensor.masked_fill.0.forward.input.2"
 
 
@@ -105,6 +107,8 @@ def test_statuses_and_formats(real: Real, tmp_path: Path) -> None:
     healthy = precdiag("nan", real("cases") / "identical/ok", "--format", "json")
     assert healthy.returncode == 0
     assert json.loads(healthy.stdout)["verdict"] == "finite"
+    for case in (real("cases") / "identical/ok", real("nan") / "xor", real("cases") / "where_grad/fault"):
+        Draft202012Validator(SCHEMA).validate(json.loads(precdiag("nan", case, "--format", "json").stdout))
     assert precdiag("nan", tmp_path).returncode == 2
     assert precdiag("nan", real("unfinished") / "kill", "--step", "1").returncode == 2
 
@@ -112,6 +116,7 @@ def test_statuses_and_formats(real: Real, tmp_path: Path) -> None:
 def test_the_document_has_the_keys_of_the_contract(real: Real) -> None:
     run = precdiag("nan", real("nan") / "md5", "--format", "json", "--limit", "3")
     document = json.loads(run.stdout, parse_constant=lambda name: pytest.fail(f"bare {name}"))
+    Draft202012Validator(SCHEMA).validate(document)
     assert list(document) == ["schema", "verdict", "origin", "events", "excluded", "coverage", "notes"]
     assert document["schema"] == "precdiag.nan/1"
     keys = {
@@ -135,3 +140,12 @@ def test_the_document_has_the_keys_of_the_contract(real: Real) -> None:
     assert {"step", "rank", "order", "name", "call", "slot", "phase", "kind", "metrics"} <= set(document["events"][0])
     assert document["excluded"][0].keys() >= {"name", "why"}
     assert document["coverage"]["rows"] == sum(each["rows"] for each in document["coverage"]["by_rank"])
+
+
+def test_of_a_collection_the_one_side_is_taken_and_two_are_refused(real: Real, tmp_path: Path) -> None:
+    shutil.copytree(real("nan") / "statistics", tmp_path / "run/candidate/dump")
+    run = precdiag("nan", tmp_path / "run", "--format", "json")
+    assert json.loads(run.stdout)["origin"]["name"] == "Torch.log.0.forward.output.0"
+    (tmp_path / "run/baseline").mkdir()
+    run = precdiag("nan", tmp_path / "run")
+    assert run.returncode == 2 and "holds two sides" in run.stderr and "Traceback" not in run.stderr
