@@ -16,6 +16,9 @@ SUSPECTS_NAMED = 3
 
 _IN_PLACE = re.compile(r"(?:[a-z0-9]_|__setitem__|__i(?!nvert)\w+__)\Z")
 
+# Narrower than source.OPTIMIZES: a trainer's own `step` holds the whole iteration, data included.
+_UPDATES = re.compile(r"torch[/\\]optim[/\\]|, in (?:_single_tensor_\w+|_multi_tensor_\w+|clip_grad_norm_?)\b")
+
 
 def call_before(dump: Dump, row: int) -> str:
     """Name the call that gave something out last before this row."""
@@ -40,6 +43,11 @@ def trains(dump: Dump) -> bool:
     """Whether outputs of this dump need gradients at all: under no_grad an activation looks like data."""
     rows = dump.rows
     return bool(((rows["io"] == OUTPUT) & (rows["requires_grad"] == 1)).any())
+
+
+def updates(dump: Dump, call: str, scope: str) -> bool:
+    """Whether a call was made inside an optimizer step or gradient clipping, by construct.json or by its stack."""
+    return scope in ("optimizer", "clip_grad") or any(_UPDATES.search(frame) for frame in dump.stack(call))
 
 
 def continues(dump: Dump, row: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdiag.arrival import call_before, continues, like, maker_of, suspects_of, trains
+from precdiag.arrival import call_before, continues, like, maker_of, suspects_of, trains, updates
 from precdiag.dump import Dump
 from precdiag.finding import Row, module_of
 from precdiag.generators import explain
@@ -146,7 +146,7 @@ def _explain_input(dump: Dump, masks: Masks, row: int, value: str) -> tuple[str,
             f" comes from a tensor hook or an autograd Function that no hook of msprobe sees, behind {before}"
         )
         return BETWEEN, why, "look at hooks and autograd Functions between the two calls", (before,)
-    if call["scope"] in ("optimizer", "clip_grad"):
+    if updates(dump, call["name"], call["scope"]):
         why = f"a gradient or a state of the optimizer that no dumped call gave out (behind {before})"
         return BETWEEN, why, "collect the backward at level mix; look at the optimizer's state", (before,)
     maker = maker_of(dump, row)
