@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from precdiag.bridge import Renames
 from precdiag.dump import Dump
+from precdiag.mapping import CallMap
 from precdiag.match import MAP, PREFIX, SEQUENCE, Matched, left_over, match_calls
 from precdiag.regions import Region, find_regions
 from precdiag.replacements import Replacement, known_replacements
+from precdiag.view import View, cut_short, unrecorded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +29,8 @@ class Pairing:
     stands in exactly one line. The baseline's order is the spine; a row that only the candidate has stands behind the
     row that precedes it there. `regions`: one-sided calls that stand against others; the rows of their boundary are
     paired, in the line of the baseline's call. `stopped`: the positions of the first calls behind which too little
-    matches to go on.
+    matches to go on. `filtered`: rows that are left out, because the user did not ask for them or because one side's
+    dump could not hold them or left them out; they are the only ones without a line.
     """
 
     calls: pd.DataFrame
@@ -36,30 +38,43 @@ class Pairing:
     notes: tuple[str, ...] = ()
     stopped: tuple[int, int] | None = None
     regions: tuple[Region, ...] = ()
+    filtered: int = 0
+
+    @property
+    def compared(self) -> pd.DataFrame:
+        """The lines of `calls` of which any row is compared, under their own index."""
+        return self.calls[self.calls.index.isin(self.rows["call"].unique())] if self.filtered else self.calls
 
 
 def pair(
     baseline: Dump,
     candidate: Dump,
-    renames: Renames | None = None,
-    known: Iterable[Replacement] = (),
+    call_map: CallMap | None = None,
+    view: View | None = None,
 ) -> Pairing:
     """Pair two dumps of one step and rank: their calls by sequence, the rows of two paired calls by slot.
 
     The longest common subsequence over kind, operation (a module's path) and direction; among the longest the one with
     most rows of equal value, then of equal shape and dtype, then of equal names. Where both sides made the same calls
-    in the same order nothing is searched. `renames` and `known` (replacements beside those that come with precdiag):
-    the user's map. Raises UnreadableError where the two have nothing in common.
+    in the same order nothing is searched. `call_map`: the user's map. `view`: what the user
+    wants compared. Raises UnreadableError where the two have nothing in common, UsageError where the view leaves
+    nothing.
     """
     import pandas as pd
 
-    matched = match_calls(baseline, candidate, renames or Renames())
+    call_map = call_map or CallMap()
+    matched = match_calls(baseline, candidate, call_map.renames(baseline.calls, candidate.calls))
     calls = _lines(matched, len(baseline.calls), len(candidate.calls))
-    regions = _regions(matched, baseline, candidate, known)
+    out, partial, said = unrecorded(baseline, candidate, calls)
+    regions = _regions(matched, baseline, candidate, call_map.replacements, calls[out])
+    out |= (view or View()).unwanted(baseline, candidate, calls)
     rows = _pair_boundaries(_pair_rows(baseline.rows, candidate.rows, calls), regions)
     order = merged_order(rows, baseline.rows["order"].to_numpy(), candidate.rows["order"].to_numpy())
     frame = pd.DataFrame(rows).iloc[order].reset_index(drop=True)
-    return Pairing(calls, frame, _notes(matched, baseline, candidate), matched.stopped, regions)
+    left_out = out[frame["call"].to_numpy()] | cut_short(baseline, candidate, calls, frame, partial)
+    kept = frame[~left_out].reset_index(drop=True) if left_out.any() else frame
+    notes = (*_notes(matched, baseline, candidate), *said)
+    return Pairing(calls, kept, notes, matched.stopped, regions, len(frame) - len(kept))
 
 
 def _notes(matched: Matched, baseline: Dump, candidate: Dump) -> tuple[str, ...]:
@@ -123,15 +138,19 @@ def _pair_rows(baseline: pd.DataFrame, candidate: pd.DataFrame, calls: pd.DataFr
     return {"baseline": at_baseline, "candidate": at_candidate, "call": key // max(len(slots), 1)}
 
 
-def _regions(matched: Matched, baseline: Dump, candidate: Dump, known: Iterable[Replacement]) -> tuple[Region, ...]:
+def _regions(
+    matched: Matched, baseline: Dump, candidate: Dump, known: Iterable[Replacement], left_out: pd.DataFrame
+) -> tuple[Region, ...]:
     """Find replaced regions up to where the alignment stops."""
     import numpy as np
 
     sizes = matched.stopped or (len(baseline.calls), len(candidate.calls))
     alone = []
-    for size, paired in zip(sizes, (matched.at, matched.against), strict=True):
+    for size, paired, side in zip(sizes, (matched.at, matched.against), ("baseline", "candidate"), strict=True):
         lonely = np.ones(size, dtype=bool)
         lonely[paired] = False
+        positions = left_out[side].to_numpy()
+        lonely[positions[(positions >= 0) & (positions < size)]] = False
         alone.append(lonely)
     if not any(lonely.any() for lonely in alone):
         return ()

@@ -42,7 +42,7 @@ class Alignment:
 
 def alignment_of(judged: Judged, limit: int) -> Alignment:
     """Describe the pairing of one judged pair of dumps; `limit` is the most pairs that are listed."""
-    calls, stopped = judged.pairing.calls, judged.pairing.stopped
+    calls, stopped = judged.pairing.compared, judged.pairing.stopped
     how = calls["how"]
     counts = {word: int((how == word).sum()) for word in (NAME, SEQUENCE, MAP, PREFIX)}
     counts["baseline_only"] = int((calls["candidate"] < 0).sum())

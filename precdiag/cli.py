@@ -93,6 +93,12 @@ def compare(
     engine: Annotated[
         str | None, typer.Option(metavar="native|msprobe", help="What measures: msprobe runs its own compare.")
     ] = None,
+    map_: Annotated[
+        str | None, typer.Option("--map", metavar="FILE", help="What is called what: renames, replaced calls (YAML).")
+    ] = None,
+    include: Annotated[str | None, typer.Option(metavar="NAMES", help="Only these calls and modules.")] = None,
+    exclude: Annotated[str | None, typer.Option(metavar="NAMES", help="All but these.")] = None,
+    phase: Annotated[str | None, typer.Option(metavar="forward|backward|parameters_grad", help="Only this.")] = None,
     output_format: Format = None,
     limit: Limit = None,
     workers: Workers = None,
@@ -107,18 +113,21 @@ def compare(
     from contextlib import ExitStack
     from dataclasses import replace
 
+    from precdiag.compare import Calls
     from precdiag.compare import compare as run
     from precdiag.compare_tables import compare_tables
     from precdiag.config import CompareSettings, load
     from precdiag.document import comparison_document
     from precdiag.engine import Engine
     from precdiag.judge import Policy
+    from precdiag.mapping import CallMap, read_map
     from precdiag.msprobe import find_msprobe
     from precdiag.parallelism import parallelism_of
     from precdiag.parts import Partners, Selection
     from precdiag.replicas import compare_replicas
     from precdiag.report import comparison_text, config_text, json_text, progress_on_stderr, show
     from precdiag.tablefile import holds_tables
+    from precdiag.view import View
     from precdiag.workers import Resources, available
 
     flags = {
@@ -138,6 +147,10 @@ def compare(
         "candidate_layout": candidate_layout,
         "replicas": replicas or None,
         "engine": engine,
+        "map": map_,
+        "include": include,
+        "exclude": exclude,
+        "phase": phase,
         "format": output_format,
         "limit": limit,
         "workers": workers,
@@ -152,6 +165,10 @@ def compare(
     partners = Partners(settings.pair_step, settings.pair_rank, settings.pair_stage)
     selection = Selection(settings.step, settings.rank, settings.stage, partners)
     paths = [baseline, *([candidate] if candidate else []), *(tables or [])]
+    view = View(settings.include, settings.exclude, settings.phase)
+    calls = Calls(read_map(Path(settings.map)) if settings.map else CallMap(), view)
+    if calls != Calls() and (settings.replicas or settings.engine == "msprobe" or any(map(holds_tables, paths))):
+        raise UsageError("--map, --include, --exclude and --phase are for two dumps, compared by precdiag itself")
     if settings.replicas:
         with progress_on_stderr() as progress:
             own = parallelism_of(settings.layout)
@@ -167,7 +184,7 @@ def compare(
             if settings.engine == "msprobe":
                 whole = settings.rank is None
                 judging = stack.enter_context(Engine(find_msprobe(), policy, whole_steps=whole, say=_say))
-            comparison = run(*sides, policy, selection, settings.limit, progress, resources, judging)
+            comparison = run(*sides, policy, selection, settings.limit, progress, resources, judging, calls)
     comparison = replace(comparison, cross_device=comparison.cross_device or settings.cross_device)
     as_json = settings.format == "json"
     show(json_text(comparison_document(comparison)) if as_json else comparison_text(comparison))

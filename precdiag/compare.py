@@ -29,12 +29,14 @@ from precdiag.evidence import (
 from precdiag.finding import Row, row_of
 from precdiag.judge import Judged, Policy, judge
 from precdiag.layout import Part, open_run
+from precdiag.mapping import CallMap
 from precdiag.onesided import notes_on, recognise, unexplained
 from precdiag.parts import Alone, Selection, listed, pair_parts, selected
 from precdiag.ranks import communications_in, earliest
 from precdiag.reading import read_pair
 from precdiag.replaced import Replaced, explained_calls, judge_regions
 from precdiag.rounding import Rounding, explained_cause, find_rounding
+from precdiag.view import View
 from precdiag.workers import Resources, each
 
 if TYPE_CHECKING:
@@ -51,6 +53,14 @@ PARTS = "steps and ranks"
 
 
 @dataclass(frozen=True)
+class Calls:
+    """What the user says of calls: `names`, what is called what; `view`, which of them are compared."""
+
+    names: CallMap = field(default_factory=CallMap)
+    view: View = field(default_factory=View)
+
+
+@dataclass(frozen=True)
 class Coverage:
     """How many rows were looked at, and what became of them. `compared` = `equal` + `different`."""
 
@@ -61,6 +71,7 @@ class Coverage:
     uninitialised: int = 0
     baseline_only: int = 0
     candidate_only: int = 0
+    filtered: int = 0
 
     def __add__(self, other: Coverage) -> Coverage:
         return Coverage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -164,13 +175,14 @@ def compare(
     progress: Progress = lambda label, done, total: None,
     resources: Resources = Resources(),  # noqa: B008 - a frozen value
     judging: Judging | None = None,
+    calls: Calls = Calls(),
 ) -> Comparison:
     """Compare two dumps and name the first cause; `resources` change how long it takes, never the result.
 
     `limit` is the number of symptom rows that are described. `progress(label, done, total)` is called as tensor
     files, and steps and ranks, are compared. `judging` judges in place of the native reading of the dumps, one pair
-    after the other. Raises UnreadableError where a path holds no dump, UsageError where the selection or the band asks
-    for what is not there.
+    after the other. `calls`: what --map says of names, and which calls are compared. Raises UnreadableError where a
+    path holds no dump, UsageError where the selection or the band asks for what is not there.
     """
     if resources.scheduler is not None:  # its workers have working directories of their own
         baseline, candidate = baseline.absolute(), candidate.absolute()
@@ -184,7 +196,7 @@ def compare(
     outcomes: Iterable[PartResult]
     if judging is None:
         of_tensors = None if resources.spread(len(pairs)) else progress
-        work = partial(_compare_pair, policy=policy, limit=limit, progress=of_tensors)
+        work = partial(_compare_pair, policy=policy, limit=limit, progress=of_tensors, calls=calls)
         outcomes = each(work, pairs, resources, partial(progress, PARTS))
     else:
         outcomes = (_judged_by(judging, left, right, policy, limit) for left, right in pairs)
@@ -210,13 +222,14 @@ def compare_part(
     limit: int = 1000,
     progress: Progress | None = None,
     resources: Resources = Resources(),  # noqa: B008 - a frozen value
+    calls: Calls = Calls(),
 ) -> PartResult:
     """Read, align and judge one pair of parts, and keep what the report needs. Parts that cannot be read or have
     nothing in common are an `error` in the result, so that the others are still compared.
     """
     try:
         left, right = read_pair(baseline, candidate, resources)
-        pairing = pair(left, right)
+        pairing = pair(left, right, calls.names, calls.view)
     except UnreadableError as error:
         return PartResult(baseline, candidate, error=str(error))
     told = (lambda done, total: None) if progress is None else partial(progress, baseline.label)
@@ -232,9 +245,15 @@ def _judged_by(judging: Judging, baseline: Part, candidate: Part, policy: Policy
 
 
 def _compare_pair(
-    pair_of_parts: tuple[Part, Part], resources: Resources, *, policy: Policy, limit: int, progress: Progress | None
+    pair_of_parts: tuple[Part, Part],
+    resources: Resources,
+    *,
+    policy: Policy,
+    limit: int,
+    progress: Progress | None,
+    calls: Calls,
 ) -> PartResult:
-    return compare_part(*pair_of_parts, policy, limit, progress, resources)
+    return compare_part(*pair_of_parts, policy, limit, progress, resources, calls)
 
 
 def _settled(result: PartResult, room: int, *, gradients_were_equal: bool) -> PartResult:
@@ -290,7 +309,7 @@ def summary(
     return PartResult(
         baseline=judged.baseline.part,
         candidate=judged.candidate.part,
-        coverage=_coverage(state),
+        coverage=_coverage(state, judged.pairing.filtered),
         cause=cause,
         communications=communications_in(judged),
         first_outside=row_of(judged, int(outside[0])) if policy.mode == "band" and len(outside) else None,
@@ -451,7 +470,7 @@ def _blocking_reasons(parts: tuple[PartResult, ...]) -> list[tuple[str, int]]:
     return sorted(counts.items())
 
 
-def _coverage(state: np.ndarray) -> Coverage:
+def _coverage(state: np.ndarray, filtered: int) -> Coverage:
     count = {code: int((state == code).sum()) for code in range(6)}
     return Coverage(
         compared=count[EQUAL] + count[DIFFERENT],
@@ -461,6 +480,7 @@ def _coverage(state: np.ndarray) -> Coverage:
         uninitialised=count[EXCLUDED],
         baseline_only=count[BASELINE_ONLY],
         candidate_only=count[CANDIDATE_ONLY],
+        filtered=filtered,
     )
 
 

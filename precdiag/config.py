@@ -176,6 +176,10 @@ class CompareSettings(Section):
     replicas: bool = False
     engine: Literal["native", "msprobe"] = "native"
     format: Literal["table", "json"] = "table"
+    map: Text | None = None
+    include: Texts = ()
+    exclude: Texts = ()
+    phase: Literal["forward", "backward", "parameters_grad"] | None = None
     limit: Annotated[int, Field(ge=1)] = 1000  # DESIGN: symptoms listed in the JSON
     workers: Annotated[int, Field(ge=1)] | None = None  # as many as there are processors
     scheduler: Text | None = None

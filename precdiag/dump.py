@@ -79,6 +79,10 @@ class Dump:
             self._stacks.update(_read_stacks(self.part.folder / "stack.json"))
         return self._stacks.get(call, ())
 
+    def mentioned(self) -> frozenset[str]:
+        """Return the names of all calls that construct.json knows, those that a scope or a list left out included."""
+        return frozenset(_read_parents(self.part.folder / "construct.json")[0])
+
 
 def read_dump(part: Part) -> Dump:
     """Read one part's dump.json (and construct.json for the order) into frames.

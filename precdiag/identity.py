@@ -30,6 +30,13 @@ def subjects_of(calls: pd.DataFrame) -> pd.Series[str]:
     return kind + "." + calls["module"].where(kind == "Module", calls["operation"])
 
 
+def skips_counters(calls: pd.DataFrame) -> bool:
+    """Tell whether the counters of forward API calls have holes, as where a scope or a list left calls out."""
+    calls = calls[(calls["phase"] == "forward") & (calls["index"] >= 0) & (calls["module"] == "")]
+    counted = calls.groupby(["kind", "operation"])["index"].agg(["max", "count"])
+    return bool((counted["max"] >= counted["count"]).any())
+
+
 def keys_of(calls: pd.DataFrame, renamed: Mapping[str, str] | None = None) -> pd.Series[str]:
     """Return what must agree for two calls to pair: subject (some `renamed`) and direction."""
     return renamed_subjects(subjects_of(calls), renamed or {}) + "." + calls["phase"]

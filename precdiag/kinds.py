@@ -18,6 +18,7 @@ from precdiag.evidence import (
     VALUE,
 )
 from precdiag.finding import is_beyond, side_of, texts_of
+from precdiag.identity import skips_counters
 from precdiag.judge import Judged
 from precdiag.operations import WEIGHT_SLOTS, is_random, is_routing
 from precdiag.replaced import Replaced
@@ -198,9 +199,7 @@ def _has_gap(dump: Dump) -> bool:
     """L0 sees no API calls; a scope or a list leaves holes in the call counters of the forward calls."""
     if dump.level == "L0":
         return True
-    calls = dump.calls[(dump.calls["phase"] == "forward") & (dump.calls["index"] >= 0) & (dump.calls["module"] == "")]
-    counted = calls.groupby(["kind", "operation"])["index"].agg(["max", "count"])
-    return bool((counted["max"] >= counted["count"]).any())
+    return skips_counters(dump.calls)
 
 
 def _arguments(dump: Dump, position: int) -> dict[str, str]:

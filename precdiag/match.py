@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from precdiag.bridge import Renames, bridge, learn, orphans
 from precdiag.dump import Dump
 from precdiag.errors import UnreadableError
-from precdiag.identity import keys_of, names_of, renamed_subjects, sequences, subjects_of
+from precdiag.identity import keys_of, names_of, renamed_subjects, sequences, skips_counters, subjects_of
 from precdiag.sequence import Sequence, align_sequences
 
 if TYPE_CHECKING:
@@ -45,31 +46,76 @@ def match_calls(baseline: Dump, candidate: Dump, renames: Renames) -> Matched:
     """
     import numpy as np
 
-    left, right = names_of(baseline.calls).to_numpy(), names_of(candidate.calls).to_numpy()
-    if len(left) == len(right) and not renames.mapped and bool((left == right).all()):
-        everything = np.arange(len(left))
-        return Matched(everything, everything, np.full(len(left), NAME, object), np.zeros(len(left), bool))
+    names = names_of(baseline.calls).to_numpy(), names_of(candidate.calls).to_numpy()
+    if not renames.mapped and not renames.forced:
+        named = _by_name(baseline, candidate, *names)
+        if named is not None:
+            return named
+    forced = _forced(names, renames.forced)
     subjects = subjects_of(baseline.calls), subjects_of(candidate.calls)
     mapped = renamed_subjects(subjects[0], renames.mapped)
     renames = replace(renames, bridged=bridge(mapped.unique(), subjects[1].unique()))
-    sides = sequences(baseline, candidate, keys_of(baseline.calls, renames.all), keys_of(candidate.calls))
+    sides = _sides(baseline, candidate, renames, forced)
     at, against = align_sequences(*sides)
     if all(orphans(renamed_subjects(subjects[0], renames.all).unique(), subjects[1].unique())):
         renames = replace(renames, learnt=_learnt(baseline, candidate, renames))
         if renames.learnt:
-            sides = sequences(baseline, candidate, keys_of(baseline.calls, renames.all), keys_of(candidate.calls))
+            sides = _sides(baseline, candidate, renames, forced)
             at, against = align_sequences(*sides)
-    stopped, kept = _extent(at, against, len(left), len(right))
+    stopped, kept = _extent(at, against, *map(len, names))
     at, against = at[kept], against[kept]
-    if stopped is None:
-        more = _moved(*sides, at, against)
-        moved = np.repeat([False, True], [len(at), len(more[0])])
-        at, against = np.concatenate([at, more[0]]), np.concatenate([against, more[1]])
-    else:
-        moved = np.zeros(len(at), dtype=bool)
+    more = _moved(*sides, at, against, forced) if stopped is None else (at[:0], at[:0])
+    moved = np.repeat([False, True], [len(at), len(more[0])])
+    at, against = np.concatenate([at, more[0]]), np.concatenate([against, more[1]])
     _require_common(sides, at, against, baseline, candidate)
-    how = _how(subjects[0].to_numpy()[at], left[at] == right[against], renames)
+    how = _how(subjects[0].to_numpy()[at], names[0][at] == names[1][against], renames)
+    how[np.isin(at, forced[0])] = MAP
     return Matched(at, against, how, moved, stopped)
+
+
+_Positions = tuple["np.ndarray", "np.ndarray"]
+
+
+def _forced(names: _Positions, forced: Mapping[str, str]) -> _Positions:
+    """Positions of the calls that the user paired by name, where both dumps have them."""
+    import numpy as np
+    import pandas as pd
+
+    if not forced:
+        return np.array([], dtype=np.int64), np.array([], dtype=np.int64)
+    at = pd.Index(names[0]).get_indexer(pd.Index(list(forced)))
+    against = pd.Index(names[1]).get_indexer(pd.Index(list(forced.values())))
+    both = (at >= 0) & (against >= 0)
+    return at[both], against[both]
+
+
+def _sides(baseline: Dump, candidate: Dump, renames: Renames, forced: _Positions) -> tuple[Sequence, Sequence]:
+    """Both sides as sequences; calls that the user paired have keys of their own."""
+    keys = keys_of(baseline.calls, renames.all), keys_of(candidate.calls)
+    for key, positions in zip(keys, forced, strict=True):
+        key.iloc[positions] = [f"forced {number}" for number in range(len(positions))]
+    return sequences(baseline, candidate, *keys)
+
+
+def _by_name(baseline: Dump, candidate: Dump, left: np.ndarray, right: np.ndarray) -> Matched | None:
+    """Pair by name where nothing needs to be searched: all names are equal in order; or one side's counters skip calls,
+    as with a scope or a list, and the other has all its names.
+    """
+    import numpy as np
+    import pandas as pd
+
+    if len(left) == len(right) and bool((left == right).all()):
+        everything = np.arange(len(left))
+        return Matched(everything, everything, np.full(len(left), NAME, object), np.zeros(len(left), bool))
+    if not any(skips_counters(dump.calls) for dump in (baseline, candidate)):
+        return None
+    positions = pd.Index(right).get_indexer(pd.Index(left))
+    at = np.flatnonzero(positions >= 0)
+    against = positions[at]
+    for dump, size in ((baseline, len(left)), (candidate, len(right))):
+        if skips_counters(dump.calls) and len(at) == size and bool((np.diff(against) > 0).all()):
+            return Matched(at, against, np.full(len(at), NAME, object), np.zeros(len(at), bool))
+    return None
 
 
 def _learnt(baseline: Dump, candidate: Dump, renames: Renames) -> dict[str, str]:
@@ -126,15 +172,20 @@ def left_over(size: int, taken: np.ndarray) -> np.ndarray:
     return np.flatnonzero(free)
 
 
-def _moved(left: Sequence, right: Sequence, at: np.ndarray, against: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pair what is left on both sides: calls equal in everything, then namesakes that stand close by."""
+def _moved(
+    left: Sequence, right: Sequence, at: np.ndarray, against: np.ndarray, forced: _Positions
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pair what is left on both sides: what the user paired, calls equal in everything, namesakes close by."""
     import numpy as np
     import pandas as pd
 
-    rest = left_over(len(left.key), at), left_over(len(right.key), against)
-    nowhere = np.array([], dtype=np.int64)
+    told = ~np.isin(forced[0], at)
+    rest = tuple(
+        left_over(len(side.key), np.concatenate([paired, own]))
+        for side, paired, own in ((left, at, forced[0]), (right, against, forced[1]))
+    )
     if not len(rest[0]) or not len(rest[1]):
-        return nowhere, nowhere
+        return forced[0][told], forced[1][told]
     frames = []
     for side, alone, paired in ((left, rest[0], at), (right, rest[1], np.sort(against))):
         before = np.searchsorted(paired, alone)
@@ -146,7 +197,10 @@ def _moved(left: Sequence, right: Sequence, at: np.ndarray, against: np.ndarray)
     namesakes = others[0].merge(others[1], on=["key", "name"])
     namesakes = namesakes[(namesakes["before_x"] - namesakes["before_y"]).abs() <= _MOVED_AT_MOST]
     found = pd.concat([equal, namesakes])
-    return found["at_x"].to_numpy(dtype=np.int64), found["at_y"].to_numpy(dtype=np.int64)
+    return (
+        np.concatenate([forced[0][told], found["at_x"].to_numpy(dtype=np.int64)]),
+        np.concatenate([forced[1][told], found["at_y"].to_numpy(dtype=np.int64)]),
+    )
 
 
 def _require_common(

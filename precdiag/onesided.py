@@ -37,7 +37,7 @@ def recognise(judged: Judged) -> dict[int, str]:
     another does not; the
     next step's parameters decide there.
     """
-    calls = judged.pairing.calls
+    calls = judged.pairing.compared
     known: dict[int, str] = {}
     for side, dump, other in (
         ("baseline", judged.baseline, "candidate"),
@@ -48,7 +48,7 @@ def recognise(judged: Judged) -> dict[int, str]:
             continue
         repeats = _repeats(dump)
         for line in lines.tolist():
-            why = _why(dump, int(calls[side].iat[line]), repeats)
+            why = _why(dump, int(calls[side].at[line]), repeats)
             if why is not None:
                 known[line] = why
     return known
@@ -56,11 +56,12 @@ def recognise(judged: Judged) -> dict[int, str]:
 
 def notes_on(judged: Judged, known: Mapping[int, str]) -> tuple[str, ...]:
     """Say how many calls stand on one side only, and which of them are no divergence by themselves."""
-    calls = judged.pairing.calls
-    others = int((calls["how"] == "").sum()) - len(known)
+    calls = judged.pairing.compared
+    alone = calls.index[calls["how"] == ""]
+    others = int((~alone.isin(list(known))).sum())
     notes = [f"{others} calls stand on one side only"] if others else []
     for why, meaning in _MEANING.items():
-        if count := sum(word == why for word in known.values()):
+        if count := sum(word == why for line, word in known.items() if line in calls.index):
             notes.append(f"{count} one-sided calls are {meaning}")
     return tuple(notes)
 

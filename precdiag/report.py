@@ -258,6 +258,7 @@ def _footing(comparison: Comparison) -> RenderableType:
         (coverage.uninitialised, "uninitialised"),
         (coverage.baseline_only, "only in the baseline"),
         (coverage.candidate_only, "only in the candidate"),
+        (coverage.filtered, "filtered"),
     )
     counts += "".join(f"; {count:,} {what}" for count, what in rest if count)
     fields = [("coverage", counts), ("evidence", _STRENGTH[comparison.evidence])]

@@ -169,9 +169,11 @@ def test_inside_a_module_its_own_output_is_the_result(tmp_path: Path) -> None:
         return {"Module.norm.RMSNorm.forward.0": forward([X], [y], {"weight": W})}
 
     construct = {name: "Module.norm.RMSNorm.forward.0" for name in unfused(Y)}
-    more = {"construct": construct, "level": "mix"}
-    assert run(tmp_path, FIRST | unfused(Y) | module(Y), FIRST | module(Y), **more).verdict == "no-divergence"
-    off = run(tmp_path, FIRST | unfused(Y) | module(Y), FIRST | module(Y | {"Max": 2.5}), **more)
+    write(tmp_path / "b", FIRST | unfused(Y) | module(Y), level="mix", construct=construct)
+    write(tmp_path / "c", FIRST | module(Y), level="mix")
+    write(tmp_path / "off", FIRST | module(Y | {"Max": 2.5}), level="mix")
+    assert compare(tmp_path / "b", tmp_path / "c", Policy()).verdict == "no-divergence"
+    off = compare(tmp_path / "b", tmp_path / "off", Policy())
     assert off.cause is not None and off.cause.row.kind == "structure"
 
 
