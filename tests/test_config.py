@@ -69,6 +69,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
         "compare.baseline_layout": "default",
         "compare.candidate_layout": "default",
         "compare.replicas": "default",
+        "compare.engine": "default",
         "compare.map": "default",
         "compare.include": "default",
         "compare.exclude": "default",
