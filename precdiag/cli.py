@@ -99,6 +99,9 @@ def compare(
     include: Annotated[str | None, typer.Option(metavar="NAMES", help="Only these calls and modules.")] = None,
     exclude: Annotated[str | None, typer.Option(metavar="NAMES", help="All but these.")] = None,
     phase: Annotated[str | None, typer.Option(metavar="forward|backward|parameters_grad", help="Only this.")] = None,
+    first: Annotated[
+        bool, typer.Option("--first", help="Stop at the first cause: what is behind it is not looked at.")
+    ] = False,
     output_format: Format = None,
     limit: Limit = None,
     workers: Workers = None,
@@ -153,6 +156,7 @@ def compare(
         "phase": phase,
         "format": output_format,
         "limit": limit,
+        "first": first or None,
         "workers": workers,
         "scheduler": scheduler,
     }
@@ -184,7 +188,9 @@ def compare(
             if settings.engine == "msprobe":
                 whole = settings.rank is None
                 judging = stack.enter_context(Engine(find_msprobe(), policy, whole_steps=whole, say=_say))
-            comparison = run(*sides, policy, selection, settings.limit, progress, resources, judging, calls)
+            comparison = run(
+                *sides, policy, selection, settings.limit, progress, resources, judging, calls, settings.first
+            )
     comparison = replace(comparison, cross_device=comparison.cross_device or settings.cross_device)
     as_json = settings.format == "json"
     show(json_text(comparison_document(comparison)) if as_json else comparison_text(comparison))

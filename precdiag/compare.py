@@ -16,15 +16,17 @@ from precdiag.cause import Cause, as_update, find_cause
 from precdiag.collected import notes_on_collection
 from precdiag.communication import Communication
 from precdiag.devices import on_two_devices
-from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UnreadableError
+from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UnreadableError, UsageError
 from precdiag.evidence import (
     BASELINE_ONLY,
     CANDIDATE_ONLY,
     DIFFERENT,
     EQUAL,
     EXCLUDED,
+    NOT_LOOKED_AT_REASON,
     NOTHING,
     UNKNOWN,
+    Effort,
 )
 from precdiag.finding import Row, row_of
 from precdiag.judge import Judged, Policy, judge
@@ -176,14 +178,20 @@ def compare(
     resources: Resources = Resources(),  # noqa: B008 - a frozen value
     judging: Judging | None = None,
     calls: Calls = Calls(),
+    first: bool = False,
 ) -> Comparison:
     """Compare two dumps and name the first cause; `resources` change how long it takes, never the result.
 
     `limit` is the number of symptom rows that are described. `progress(label, done, total)` is called as tensor
     files, and steps and ranks, are compared. `judging` judges in place of the native reading of the dumps, one pair
-    after the other. `calls`: what --map says of names, and which calls are compared. Raises UnreadableError where a
-    path holds no dump, UsageError where the selection or the band asks for what is not there.
+    after the other. `calls`: what --map says of names, and which calls are compared. `first`: stop at the first cause;
+    tensors behind it, and later steps, are not looked at, which the result says. Raises UnreadableError where a path
+    holds no dump, UsageError where the selection or the band asks for what is not there.
     """
+    if first and policy.mode == "band":
+        raise UsageError(
+            "--first stops at the first difference, which a band may allow", hint="leave out --first, or the band"
+        )
     if resources.scheduler is not None:  # its workers have working directories of their own
         baseline, candidate = baseline.absolute(), candidate.absolute()
     selection = selection or Selection()
@@ -196,7 +204,7 @@ def compare(
     outcomes: Iterable[PartResult]
     if judging is None:
         of_tensors = None if resources.spread(len(pairs)) else progress
-        work = partial(_compare_pair, policy=policy, limit=limit, progress=of_tensors, calls=calls)
+        work = partial(_compare_pair, policy=policy, limit=limit, progress=of_tensors, calls=calls, first=first)
         outcomes = each(work, pairs, resources, partial(progress, PARTS))
     else:
         outcomes = (_judged_by(judging, left, right, policy, limit) for left, right in pairs)
@@ -212,6 +220,10 @@ def compare(
         if decided or all(result.cause is None for result in here):  # no order of ranks to be told at this step
             here = [replace(result, communications=()) for result in here]
         results += here
+        if first and any(result.cause is not None for result in here):
+            break
+    if len(results) < len(pairs):
+        notes = (*notes, f"{len(pairs) - len(results)} later steps and ranks were not looked at: --first")
     return _unless_mispaired(conclude(baseline, candidate, policy, limit, tuple(results), one_sided, notes))
 
 
@@ -223,6 +235,7 @@ def compare_part(
     progress: Progress | None = None,
     resources: Resources = Resources(),  # noqa: B008 - a frozen value
     calls: Calls = Calls(),
+    first: bool = False,
 ) -> PartResult:
     """Read, align and judge one pair of parts, and keep what the report needs. Parts that cannot be read or have
     nothing in common are an `error` in the result, so that the others are still compared.
@@ -233,7 +246,12 @@ def compare_part(
     except UnreadableError as error:
         return PartResult(baseline, candidate, error=str(error))
     told = (lambda done, total: None) if progress is None else partial(progress, baseline.label)
-    return conclude_part(judge(left, right, pairing, policy, told), policy, limit, gradients_were_equal=False)
+    judged = judge(left, right, pairing, policy, told, Effort(resources.workers, first))
+    result = conclude_part(judged, policy, limit, gradients_were_equal=False)
+    if result.cause is None and NOT_LOOKED_AT_REASON in dict(result.reasons):  # what stopped it was explained away
+        judged = judge(left, right, pairing, policy, told, Effort(resources.workers))
+        result = conclude_part(judged, policy, limit, gradients_were_equal=False)
+    return result
 
 
 def _judged_by(judging: Judging, baseline: Part, candidate: Part, policy: Policy, limit: int) -> PartResult:
@@ -252,8 +270,9 @@ def _compare_pair(
     limit: int,
     progress: Progress | None,
     calls: Calls,
+    first: bool,
 ) -> PartResult:
-    return compare_part(*pair_of_parts, policy, limit, progress, resources, calls)
+    return compare_part(*pair_of_parts, policy, limit, progress, resources, calls, first)
 
 
 def _settled(result: PartResult, room: int, *, gradients_were_equal: bool) -> PartResult:

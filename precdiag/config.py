@@ -183,6 +183,7 @@ class CompareSettings(Section):
     limit: Annotated[int, Field(ge=1)] = 1000  # DESIGN: symptoms listed in the JSON
     workers: Annotated[int, Field(ge=1)] | None = None  # as many as there are processors
     scheduler: Text | None = None
+    first: bool = False
 
 
 class NanSettings(Section):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from precdiag.checksum import dialect
 from precdiag.dump import Dump
 from precdiag.rows import CHECKSUM_CRC, CHECKSUM_NONE, CHECKSUM_XOR
 from precdiag.statistic import StatisticDeltas, compare_statistics, element_counts
-from precdiag.tensors import TensorPair, compare_files, require_torch
+from precdiag.tensorfiles import FilePair, compare_all
+from precdiag.tensors import TensorPair
 from precdiag.uninitialised import undefined_contents, uninitialised
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ ROUNDING_REASON = "within the rounding of the statistic: collect md5 or tensor"
 NO_STATISTICS_REASON = "no statistics, checksum or tensor on both sides"
 DIALECT_REASON = "the checksums may be of two msprobe dialects (up to 8.1 and from 8.3): collect both sides with one"
 PORT_NOTE = "device arguments differ: that is the port itself"
+NOT_LOOKED_AT_REASON = "behind the first difference: not looked at with --first"
 UNINITIALISED_REASON = "uninitialised memory"
 
 _DEVICE = re.compile(r"(?:cpu|cuda|npu|gpu|xpu|musa|mps)(?::(?:\d+|None))?")
@@ -73,7 +76,18 @@ class Pairs:
         self.reason[still] = reason
 
 
-def judge_pairs(pairs: Pairs, progress: Callable[[int, int], None]) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Effort:
+    """How to go about tensor files: in how many processes, and whether to stop at the first that differs.
+
+    With `first` what stands behind it is unknown: NOT_LOOKED_AT_REASON.
+    """
+
+    workers: int = 1
+    first: bool = False
+
+
+def judge_pairs(pairs: Pairs, progress: Callable[[int, int], None], effort: Effort = Effort()) -> tuple[str, ...]:
     """Fill the verdict columns; return notes. `progress(done, total)` is called as tensor files are compared.
 
     Raises PrecdiagError where there are tensor files and no torch to read them.
@@ -86,7 +100,7 @@ def judge_pairs(pairs: Pairs, progress: Callable[[int, int], None]) -> tuple[str
     valued = left & right & pairs.same_text("shape") & (elements != 0)
     left_file, right_file = (np.asarray(side, dtype=bool) for side in pairs.of("file"))
     files = valued & left_file & right_file
-    _judge_bytes(pairs, files, progress)
+    _judge_bytes(pairs, files, progress, effort)
     notes += _judge_checksums(pairs, valued & ~files)
     _judge_statistics(pairs, valued & (pairs.evidence == NOTHING) & (pairs.state != UNKNOWN))
     # A tensor file that could not be read: statistics can show a difference there, never that there is none.
@@ -115,25 +129,44 @@ def _judge_exactly(pairs: Pairs) -> list[str]:
     return [f"{ported.sum()} {PORT_NOTE}"] if ported.any() else []
 
 
-def _judge_bytes(pairs: Pairs, files: np.ndarray, progress: Callable[[int, int], None]) -> None:
+def _judge_bytes(pairs: Pairs, files: np.ndarray, progress: Callable[[int, int], None], effort: Effort) -> None:
     import numpy as np
 
-    chosen = np.flatnonzero(files).tolist()
-    if chosen:
-        require_torch()
-    for done, at in enumerate(chosen, 1):
-        left = pairs.baseline.tensor_path(int(pairs.b[at]))
-        right = pairs.candidate.tensor_path(int(pairs.c[at]))
-        if left is None or right is None:  # `files` holds only rows with both
-            continue
-        found = pairs.tensors[at] = compare_files(left, right)
+    stops = np.zeros(len(files), dtype=bool)
+    chosen = np.flatnonzero(files)
+    if effort.first:
+        stops = ~_holds_uninitialised(pairs, unsettled=np.ones(len(files), dtype=bool))
+        known = np.flatnonzero((pairs.state == DIFFERENT) & stops)
+        chosen = chosen[: np.searchsorted(chosen, known[0])] if len(known) else chosen
+    elements = int(element_counts(pairs.baseline.rows["shape"])[pairs.b[chosen]].sum())
+    found_in = compare_all([_file_pair(pairs, at) for at in chosen.tolist()], elements, effort.workers)
+    looked_at = -1
+    for done, (at, found) in enumerate(zip(chosen.tolist(), found_in, strict=True), 1):
+        pairs.tensors[at] = found
+        looked_at = at
         progress(done, len(chosen))
         if found.state == "unknown":
             continue
         pairs.evidence[at] = BYTES
         if found.state == "different" and not (found.dtype_only or found.rounding_only):
-            pairs.state[at] = DIFFERENT
-            pairs.aspects[at] |= VALUE
+            pairs.differ(np.array([at]), VALUE)
+            if stops[at]:
+                break
+    if effort.first:
+        pairs.unknown(files & (np.arange(len(files)) > looked_at), NOT_LOOKED_AT_REASON)
+
+
+def _file_pair(pairs: Pairs, at: int) -> FilePair:
+    b, c = int(pairs.b[at]), int(pairs.c[at])
+    left, right = pairs.baseline.tensor_path(b), pairs.candidate.tensor_path(c)
+    assert left is not None and right is not None  # `files` marks only rows with both
+    same = TensorPair(
+        "equal",
+        nonfinite="same" if pairs.deltas.nonfinite[at] else "none",
+        baseline_dtype=pairs.baseline.cell("dtype", b),
+        candidate_dtype=pairs.candidate.cell("dtype", c),
+    )
+    return FilePair(left, right, same)
 
 
 def _judge_checksums(pairs: Pairs, where: np.ndarray) -> list[str]:
@@ -173,16 +206,19 @@ def _judge_statistics(pairs: Pairs, where: np.ndarray) -> None:
 
 
 def _exclude_uninitialised(pairs: Pairs) -> list[str]:
-    left, right = uninitialised(pairs.baseline), uninitialised(pairs.candidate)
-    if not (left.any() or right.any()):
-        return []
-    exact = (pairs.aspects | VALUE) != VALUE
-    handed_on = undefined_contents(pairs.baseline, left)[pairs.b] & undefined_contents(pairs.candidate, right)[pairs.c]
-    unsettled = (pairs.state == DIFFERENT) | (pairs.state == UNKNOWN)
-    excluded = (left[pairs.b] | right[pairs.c] | (handed_on & unsettled)) & ~exact
+    excluded = _holds_uninitialised(pairs, (pairs.state == DIFFERENT) | (pairs.state == UNKNOWN))
     pairs.state[excluded], pairs.aspects[excluded] = EXCLUDED, 0
     pairs.reason[excluded] = UNINITIALISED_REASON
     return [f"{excluded.sum()} rows hold uninitialised memory and prove nothing: excluded"] if excluded.any() else []
+
+
+def _holds_uninitialised(pairs: Pairs, unsettled: np.ndarray) -> np.ndarray:
+    """Mark pairs that prove nothing: uninitialised on a side, or handed on from there on both and `unsettled`."""
+    left, right = uninitialised(pairs.baseline), uninitialised(pairs.candidate)
+    exact = (pairs.aspects | VALUE) != VALUE
+    handed_on = undefined_contents(pairs.baseline, left)[pairs.b] & undefined_contents(pairs.candidate, right)[pairs.c]
+    marked: np.ndarray = (left[pairs.b] | right[pairs.c] | (handed_on & unsettled)) & ~exact
+    return marked
 
 
 def _notes(pairs: Pairs) -> list[str]:

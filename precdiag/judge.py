@@ -22,6 +22,7 @@ from precdiag.evidence import (
     SHAPE,
     UNKNOWN,
     XOR,
+    Effort,
     Pairs,
     judge_pairs,
 )
@@ -87,13 +88,14 @@ def judge(
     pairing: Pairing,
     policy: Policy,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    effort: Effort = Effort(),  # noqa: B008 - a frozen value
 ) -> Judged:
     """Judge every line of a pairing. `progress(done, total)` is called as tensor files are compared.
 
     Raises UsageError where the band asks for what the evidence cannot give.
     """
     pairs = pairs_of(baseline, candidate, pairing)
-    notes = judge_pairs(pairs, progress)
+    notes = judge_pairs(pairs, progress, effort)
     _require_evidence(pairs, policy)
     return settle(pairs, pairing, policy, _metrics(pairs), notes)
 

@@ -7,10 +7,10 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -54,15 +54,17 @@ def each(
     `work` and what it returns are pickled unless there is one process or one unit. Raises PrecdiagError where a process
     ends, no scheduler answers or a worker lacks what the work needs; errors of `work` are raised as they are.
     """
+    results: Generator[Result, None, None]
     if resources.scheduler is not None:
         results = _on_cluster(work, units, resources, resources.scheduler)
     elif resources.spread(len(units)):
         results = _in_processes(work, units, resources)
     else:
         results = (work(unit, resources) for unit in units)
-    for finished, result in enumerate(results, 1):
-        done(finished, len(units))
-        yield result
+    with closing(results):
+        for finished, result in enumerate(results, 1):
+            done(finished, len(units))
+            yield result
 
 
 @contextmanager
@@ -75,7 +77,7 @@ def beside(work: Callable[[Unit], Result], unit: Unit) -> Iterator[Callable[[], 
 
 def _in_processes(
     work: Callable[[Unit, Resources], Result], units: Sequence[Unit], resources: Resources
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     processes = min(resources.workers, len(units))
     share = Resources(resources.workers // processes, cache=resources.cache)
     with _pool(processes) as pool:
@@ -120,7 +122,7 @@ def _result(future: Future[Result]) -> Result:
 
 def _on_cluster(
     work: Callable[[Unit, Resources], Result], units: Sequence[Unit], resources: Resources, address: str
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     share = Resources(cache=resources.cache)
     with _client(address) as client:
         # Dask repeats what a worker that died was doing; work only reads, so that changes no result.

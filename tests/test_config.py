@@ -78,6 +78,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
         "compare.limit": "default",
         "compare.workers": "default",
         "compare.scheduler": "default",
+        "compare.first": "default",
     }
 
 
