@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from precdiag.evidence import EXCLUDED
+from precdiag.evidence import DIFFERENT, EXCLUDED, SHAPE
 from precdiag.judge import Judged
 from precdiag.relative import Errors
-from precdiag.replaced import largest_before
 from precdiag.rows import INPUT, OUTPUT
 from precdiag.statistic import element_counts
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas as pd
 
 # Operations that add what they take in: cancellation magnifies its relative error, only the absolute one is bounded.
 _SUMS = frozenset({"sum", "mean", "cumsum"})
@@ -23,51 +22,115 @@ _ADDS = _ADDS | {"add_", "sub_"}
 _BACKWARD = re.compile(r"\.backward\b")
 
 
-def incoming(judged: Judged, errors: Errors) -> tuple[np.ndarray, np.ndarray]:
-    """Return e_in of each line of `judged.rows`, relative, and the roundoff that its call computes in.
+@dataclass(frozen=True)
+class Incoming:
+    """What each line of `judged.rows` could have taken in; every field is an array over the lines.
 
-    An output's e_in is the largest error among its call's inputs and parameters; of a backward call also among all
-    rows of its forward call, whose values it uses; of a module also among the rows of the calls inside it, which
-    answer for themselves; and where errors are estimated from statistics, which may miss any one, among all rows
-    before it. An input's is the largest error before it: it was made by what went before. inf where an integer that
-    was taken in differs (other elements were chosen) or what was taken in cannot be told. The roundoff is the coarsest
-    of the call's rows, inner calls included.
+    e: relative error. u: the roundoff that the line's call computes in, the coarsest of its rows and of the calls
+    inside it. trusted: the call stands in a module (or at the top) where both sides made the same calls; elsewhere
+    calls of one name may have been paired that do not belong together, so that what they take in says nothing. alike:
+    the two calls take in and give out tensors of the same shapes; calls that do not are no pair, and are left out.
+    """
+
+    e: np.ndarray
+    u: np.ndarray
+    trusted: np.ndarray
+    alike: np.ndarray
+
+
+def incoming(judged: Judged, errors: Errors) -> Incoming:
+    """Return what each line could have taken in.
+
+    An output's e is the largest error among its call's inputs and parameters; of a backward call also among all rows
+    of its forward call, whose values it uses; of a module also among the rows of the calls inside it, which answer for
+    themselves; and where errors are estimated from statistics, which may miss any one, among all rows before it. An
+    input's is the largest error before it: it was made by what went before. inf where an integer that was taken in
+    differs (other elements were chosen) or what was taken in cannot be told.
     """
     import numpy as np
-    import pandas as pd
 
-    rows = judged.rows
+    rows, calls = judged.rows, judged.baseline.calls
     call, size = rows["call"].to_numpy(), len(judged.pairing.calls)
     paired = ((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy()
     at = np.maximum(rows["baseline"].to_numpy(), 0)
     io = judged.baseline.rows["io"].to_numpy()[at]
     tensor = paired & judged.baseline.rows["tensor"].to_numpy()[at]
-    untold = tensor & np.isnan(errors.e) & (rows["state"] != EXCLUDED).to_numpy()
-    lines = pd.DataFrame({"call": call, "e": np.where(untold, np.inf, errors.e), "u": errors.u})[paired]
-    taken = _largest(lines[io[paired] != OUTPUT], "e", size)
-    whole, roundoff = _largest(lines, "e", size), _largest(lines, "u", size)
-    own = np.fmax(taken, _cancelled(judged, errors, tensor, io))
+    position = np.maximum(judged.pairing.calls["baseline"].to_numpy(), 0)
     child, parent = _inside(judged)
     backward, forward = _forward_of(judged)
+    trusted = _trusted(judged)
+    # Modules are paired by their path: where their shapes differ, other elements were chosen.
+    api = (calls["module"] == "").to_numpy()[position]
+    unlike = np.zeros(size, dtype=bool)
+    unlike[call[_other_shape(judged) & api[call]]] = True
+    unlike[backward[unlike[forward]]] = True
+    alike = ~unlike
+    untold = tensor & np.isnan(errors.e) & (rows["state"] != EXCLUDED).to_numpy()
+    e = np.where(untold, np.inf, errors.e)
+    counted = paired & alike[call]
+    taken = _largest(call, e, counted & (io != OUTPUT), size)
+    whole, roundoff = _largest(call, e, counted, size), _largest(call, errors.u, counted, size)
+    own = np.fmax(taken, _cancelled(judged, errors, tensor & counted, io))
+    own = np.fmax(own, _gradients(judged, errors, tensor & counted, io, backward, forward))
+    inside = trusted[child]
     np.fmax.at(roundoff, parent, roundoff[child])
-    for to, of in ((parent, child), (backward, forward)):
+    for to, of in ((parent[inside], child[inside]), (backward, forward)):
         np.fmax.at(own, to, whole[of])
         np.fmax.at(roundoff, to, roundoff[of])
-    level = largest_before(errors.e)
-    e_in = np.where(io == OUTPUT, np.nan_to_num(own, nan=0.0)[call], level)
-    # What a replaced region takes in is not paired: like an input, its result stands behind all that precedes it.
-    alone = (judged.pairing.calls[["baseline", "candidate"]] < 0).any(axis=1).to_numpy()[call]
-    e_in = np.where((io == OUTPUT) & (alone | ~errors.exact), np.fmax(e_in, level), e_in)
-    return e_in, roundoff[call]
+    firm = counted & trusted[call]
+    level, anywhere = _level(np.where(firm, errors.e, np.nan)), _level(errors.e)
+    estimated = (io == OUTPUT) & ~errors.exact
+    e_in = np.where(io == OUTPUT, np.nan_to_num(own, nan=0.0, posinf=np.inf)[call], level)
+    e_in = np.where(estimated, np.fmax(e_in, np.where(trusted[call], level, anywhere)), e_in)
+    return Incoming(e_in, roundoff[call], trusted[call], alike[call])
 
 
-def _largest(lines: pd.DataFrame, column: str, size: int) -> np.ndarray:
-    """The largest of a column by call, NaN where there is none."""
+def _largest(call: np.ndarray, values: np.ndarray, where: np.ndarray, size: int) -> np.ndarray:
+    """The largest value by call, NaN where there is none."""
     import numpy as np
 
     largest = np.full(size, np.nan)
-    np.fmax.at(largest, lines["call"].to_numpy(), lines[column].to_numpy())
+    np.fmax.at(largest, call[where], values[where])
     return largest
+
+
+def _level(e: np.ndarray) -> np.ndarray:
+    """The largest finite error of the lines before each line."""
+    import numpy as np
+
+    finite = np.where(np.isfinite(e), e, 0.0)
+    return np.concatenate([[0.0], np.maximum.accumulate(finite)[:-1]]) if len(e) else finite
+
+
+def _other_shape(judged: Judged) -> np.ndarray:
+    import numpy as np
+
+    rows = judged.rows
+    return np.asarray((rows["state"] == DIFFERENT) & ((rows["aspects"] & SHAPE) != 0))
+
+
+def _trusted(judged: Judged) -> np.ndarray:
+    """Mark the calls, by line of Pairing.calls, around which both sides made the same calls; modules always are."""
+    import numpy as np
+
+    calls = judged.pairing.calls
+    trusted = np.ones(len(calls), dtype=bool)
+    alone: set[int] = set()
+    for dump, side, other in (
+        (judged.baseline, "baseline", "candidate"),
+        (judged.candidate, "candidate", "baseline"),
+    ):
+        line = _line_by_position(judged, side)
+        here = calls[side].to_numpy()[(calls[other] < 0).to_numpy()]
+        parents = dump.calls["parent"].to_numpy()[here]
+        alone |= set(np.where(parents >= 0, line[parents], -1).tolist())
+    position = judged.pairing.calls["baseline"].to_numpy()
+    known = position >= 0
+    parent = judged.baseline.calls["parent"].to_numpy()[position[known]]
+    scope = np.where(parent >= 0, _line_by_position(judged, "baseline")[parent], -1)
+    module = (judged.baseline.calls["module"] != "").to_numpy()[position[known]]
+    trusted[known] = module | ~np.isin(scope, list(alone))
+    return trusted
 
 
 def _cancelled(judged: Judged, errors: Errors, tensor: np.ndarray, io: np.ndarray) -> np.ndarray:
@@ -86,9 +149,7 @@ def _cancelled(judged: Judged, errors: Errors, tensor: np.ndarray, io: np.ndarra
     at = np.maximum(rows["baseline"].to_numpy(), 0)
     size, count = len(operation), element_counts(judged.baseline.rows["shape"])[at].astype(np.float64)
     given, made = tensor & (io == INPUT) & adds[call], tensor & (io == OUTPUT) & adds[call]
-    result, results = np.full(size, np.nan), np.full(size, np.nan)
-    np.fmax.at(result, call[made], errors.norm[made])
-    np.fmax.at(results, call[made], count[made])
+    result, results = _largest(call, errors.norm, made, size), _largest(call, count, made, size)
     sums, means = np.isin(operation.astype(str), list(_SUMS))[call], (operation == "mean")[call]
     with np.errstate(invalid="ignore", divide="ignore"):
         m = np.fmax(count / results[call], 1.0)
@@ -99,12 +160,43 @@ def _cancelled(judged: Judged, errors: Errors, tensor: np.ndarray, io: np.ndarra
     return np.where(adds & ~np.isnan(share), share, np.nan)
 
 
+def _gradients(
+    judged: Judged, errors: Errors, tensor: np.ndarray, io: np.ndarray, to: np.ndarray, of: np.ndarray
+) -> np.ndarray:
+    """By call that gives a parameter's gradient: what its cancelling sum over tokens may make of the error it takes in.
+
+    The gradient is a product gᵀx, so that ‖δ‖ <= ‖δg‖ ‖x‖ + ‖g‖ ‖δx‖; NaN for other calls.
+    """
+    import numpy as np
+
+    calls = judged.baseline.calls
+    call, size = judged.rows["call"].to_numpy(), len(judged.pairing.calls)
+    position = np.maximum(judged.pairing.calls["baseline"].to_numpy(), 0)
+    phase = calls["phase"].to_numpy(dtype=object)[position]
+    given, made = tensor & (io == INPUT), tensor & (io == OUTPUT)
+    norm, error = _largest(call, errors.norm, given, size), _largest(call, errors.e, given, size)
+    result = np.full(size, np.nan)
+    np.fmin.at(result, call[made], errors.norm[made])
+    bound = np.full(size, np.nan)
+    gradient = phase[to] == "parameters_grad"
+    product, total = np.ones(size), np.zeros(size)
+    for when in ("forward", "backward"):
+        here = gradient & (phase[of] == when)
+        share = np.full(size, np.nan)
+        np.fmax.at(share, to[here], norm[of[here]])
+        product *= share
+        np.add.at(total, to[here], np.nan_to_num(error[of[here]]))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        bound[to[gradient]] = (total * np.fmax(product / result, 1.0))[to[gradient]]
+    return bound
+
+
 def _inside(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of lines of Pairing.calls: a call that both sides made, and the module call around it."""
     import numpy as np
 
     calls = judged.pairing.calls
-    line = _line_by_position(judged)
+    line = _line_by_position(judged, "baseline")
     both = np.flatnonzero(((calls["baseline"] >= 0) & (calls["candidate"] >= 0)).to_numpy())
     parent = judged.baseline.calls["parent"].to_numpy()[calls["baseline"].to_numpy()[both]]
     return both[parent >= 0], line[parent[parent >= 0]]
@@ -116,7 +208,7 @@ def _forward_of(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
     import pandas as pd
 
     calls = judged.baseline.calls
-    line = _line_by_position(judged)
+    line = _line_by_position(judged, "baseline")
     names = calls["name"]
     backward = np.flatnonzero((calls["phase"] == "backward").to_numpy())
     forward = pd.Index(names).get_indexer(pd.Index(names.iloc[backward].str.replace(_BACKWARD, ".forward", regex=True)))
@@ -130,11 +222,12 @@ def _forward_of(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
     return line[to], line[of]
 
 
-def _line_by_position(judged: Judged) -> np.ndarray:
-    """The line of Pairing.calls of each call of the baseline."""
+def _line_by_position(judged: Judged, side: str) -> np.ndarray:
+    """The line of Pairing.calls of each call of one side."""
     import numpy as np
 
-    position = judged.pairing.calls["baseline"].to_numpy()
-    line = np.full(len(judged.baseline.calls), -1, dtype=np.int64)
+    dump = judged.baseline if side == "baseline" else judged.candidate
+    position = judged.pairing.calls[side].to_numpy()
+    line = np.full(len(dump.calls), -1, dtype=np.int64)
     line[position[position >= 0]] = np.flatnonzero(position >= 0)
     return line

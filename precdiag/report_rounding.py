@@ -106,10 +106,24 @@ def _beyond(beyond: Beyond) -> list[tuple[str, str]]:
 
 
 def _nothing(rounding: Rounding) -> list[tuple[str, str]]:
+    """Say what was not found, and how far that goes: never a pass."""
+    name = name_of(rounding.u)
+    if rounding.unresolved is not None:
+        row = rounding.unresolved
+        said = f"the error jumps at {row.name} or before it: statistics at {name} do not tell where it comes in"
+        return [
+            ("finding", said),
+            ("do", f"precdiag collect --task tensor --level mix --step {row.step or 0} --out DIR …"),
+        ]
+    if rounding.lost is not None:
+        said = f"no row stands out, but at {rounding.lost.name} the error is larger than rounding adds up to"
+        return [("finding", f"{said}: it came in by small steps, or where the two sides make other calls")]
+    if rounding.random:
+        return [("finding", "behind random draws nothing but parameters can be told from rounding")]
     if rounding.u >= HALF:
-        said = f"every row is within what rounding explains at {name_of(rounding.u)}; smaller faults cannot be seen"
+        said = f"every row is within what rounding explains at {name}; smaller faults cannot be seen"
         return [("finding", f"{said}: repeat the step in fp32"), ("do", _in_single(rounding))]
-    return [("finding", f"every row is within what rounding explains at {name_of(rounding.u)}")]
+    return [("finding", f"every row is within what rounding explains at {name}")]
 
 
 def _in_single(rounding: Rounding) -> str:

@@ -76,7 +76,9 @@ class Rounding:
 
     onset: the first cause, where it is rounding and no fault by itself. arguments: rows of arguments that differ.
     tf32: rows of multiplications that look like TF32 or HF32 on one side. parameters, integers (tokens, labels, masks
-    that no dumped call made): how many are equal, of how many. u: the coarsest roundoff that was compared. largest: the
+    that no dumped call made): how many are equal, of how many. unresolved: a row that statistics of half precision show
+    to jump, without telling where the error came in. lost: a row whose error is larger than rounding adds up to, though
+    none stands out. u: the coarsest roundoff that was compared. largest: the
     largest finite error in units of its row's u. ported: one side alone calls the NPU's own operators, or the sides
     name other devices.
     """
@@ -91,6 +93,8 @@ class Rounding:
     tf32: tuple[Row, ...]
     parameters: tuple[int, int]
     integers: tuple[int, int]
+    unresolved: Row | None
+    lost: Row | None
     u: float
     largest: float
     ported: bool
@@ -121,6 +125,8 @@ def find_rounding(judged: Judged, cause: Cause | None, *, fresh: bool) -> Roundi
         tf32=tuple(row_of(judged, at) for at in _like_tf32(judged, found)),
         parameters=given_parameters(judged),
         integers=given_integers(judged),
+        unresolved=row_of(judged, found.unresolved) if found.unresolved >= 0 else None,
+        lost=row_of(judged, found.lost) if found.lost >= 0 and line is None and not found.random else None,
         u=float(np.nanmax(errors.u)) if finite.any() else np.nan,
         largest=float(scaled.max()) if len(scaled) else 0.0,
         ported=is_port(judged),

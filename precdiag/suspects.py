@@ -12,15 +12,17 @@ from precdiag.finding import side_of
 from precdiag.judge import Judged
 from precdiag.operations import WEIGHT_SLOTS, is_random, is_routing
 from precdiag.propagation import incoming
-from precdiag.relative import Errors, errors_of, explained
-from precdiag.replaced import spans
+from precdiag.relative import HALF, Errors, errors_of, explained
 from precdiag.rows import INPUT, OUTPUT, PARAMETER
 
 if TYPE_CHECKING:
     import numpy as np
 
-# An error this large is no small perturbation any more: what a call makes of it, rounding cannot be told from.
-PERTURBATION = 2.0**-3
+# An error this large is no small perturbation any more: what a call makes of it cannot be told from rounding. Nor has
+# rounding alone been seen to add up to so many units; where it has, a fault that no row shows came before.
+PERTURBATION, PERTURBATION_UNITS = 2.0**-3, 2.0**12
+# Their integer inputs are data, never chosen by the model.
+_LOSSES = frozenset({"cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss", "ctc_loss", "CTCLoss"})
 
 OUTPUT_BEYOND, INPUT_BEYOND, PARAMETER_BEYOND, INTEGER_BEYOND = "output", "input", "parameter", "integer"
 
@@ -33,7 +35,10 @@ class Suspects:
     in order, with what they are (an output, an input, a parameter, an integer). random: lines of outputs of calls that
     draw random numbers and differ. routing: lines of integers that a call chose otherwise though the values it chose
     among differ by rounding only. Behind the first random line and, for inputs, the first routing line, only
-    parameters are looked at.
+    parameters are looked at. Statistics of half precision resolve no more than what one call may add: an error may have
+    been hidden in what a call takes in, so that no output is named by them alone. unresolved: the first line that would
+    be beyond but for that, -1 for none. lost: the first line whose error is too large for what takes it in to be judged,
+    -1 for none.
     """
 
     errors: Errors
@@ -42,6 +47,8 @@ class Suspects:
     beyond: dict[int, str]
     random: tuple[int, ...]
     routing: tuple[int, ...]
+    unresolved: int
+    lost: int
 
 
 def suspects(judged: Judged, *, fresh: bool) -> Suspects:
@@ -49,28 +56,35 @@ def suspects(judged: Judged, *, fresh: bool) -> Suspects:
     import numpy as np
 
     errors = errors_of(judged)
-    e_in, u = incoming(judged, errors)
+    taken = incoming(judged, errors)
     io, paired = _places(judged)
-    integer = paired & np.isnan(errors.u) & (errors.e == np.inf)
-    over = paired & ~explained(errors.e, e_in, u, spans(judged))
+    tensor = paired & taken.alike
+    integer = tensor & np.isnan(errors.u) & (errors.e == np.inf)
+    over = tensor & ~explained(errors.e, taken.e, taken.u)
     draws = _random_lines(judged, over & (io == OUTPUT))
     chosen = np.flatnonzero(integer & (io == OUTPUT))
-    routing = tuple(line for line in chosen.tolist() if _is_choice(judged, line, float(e_in[line])))
-    size = len(errors.e)
-    random_from, routing_from = (min(lines, default=size) for lines in (draws, _loosened(judged, errors, chosen)))
-    here = np.arange(size)
-    over &= ~np.isnan(errors.u) & (e_in <= PERTURBATION) & (here < random_from)
+    routing = tuple(line for line in chosen.tolist() if _is_choice(judged, line, float(taken.e[line])))
+    here, size = np.arange(len(io)), len(io)
+    random_from, routing_from = (min(lines, default=size) for lines in (draws, _other_elements(judged, chosen)))
+    coarsest = np.maximum.accumulate(np.nan_to_num(taken.u, nan=0.0)) if size else taken.u
+    limit = np.minimum(PERTURBATION, PERTURBATION_UNITS * coarsest)
+    over &= ~np.isnan(errors.u) & (taken.e <= limit) & (here < random_from)
+    resolved = errors.exact | (coarsest < HALF) | _has_argument(judged)
+    routed = here >= routing_from
+    unresolved = np.flatnonzero(over & ~resolved & ((io == OUTPUT) | (taken.trusted & ~routed)))
+    over &= resolved
     found = dict.fromkeys(np.flatnonzero(over & (io == OUTPUT)).tolist(), OUTPUT_BEYOND)
-    arrived = over & (io == INPUT) & (here < routing_from)
+    arrived = over & (io == INPUT) & ~routed & taken.trusted
     found |= dict.fromkeys(np.flatnonzero(arrived).tolist(), INPUT_BEYOND)
-    found |= dict.fromkeys(
-        (line for line in chosen.tolist() if line not in routing and line < random_from), OUTPUT_BEYOND
-    )
+    computed = [line for line in chosen.tolist() if line not in routing and line < random_from]
+    found |= dict.fromkeys(computed, OUTPUT_BEYOND)
     integers = _given_integers(judged, errors, integer & (io == INPUT) & (here < min(random_from, routing_from)))
     found |= dict.fromkeys(integers, INTEGER_BEYOND)
     if fresh:
         found |= dict.fromkeys(_parameters(judged, io), PARAMETER_BEYOND)
-    return Suspects(errors, e_in, u, dict(sorted(found.items())), draws, routing)
+    large = np.flatnonzero(tensor & taken.trusted & ~np.isnan(errors.u) & (errors.e > limit))
+    first = [int(lines[0]) if len(lines) else -1 for lines in (unresolved, large)]
+    return Suspects(errors, taken.e, taken.u, dict(sorted(found.items())), draws, routing, *first)
 
 
 def differing_arguments(judged: Judged, call: int | None = None) -> list[int]:
@@ -130,25 +144,40 @@ def _is_choice(judged: Judged, line: int, e_in: float) -> bool:
     return e_in > 0 or is_routing(str(dump.calls["operation"].iat[position]))
 
 
-def _loosened(judged: Judged, errors: Errors, chosen: np.ndarray) -> list[int]:
-    """Lines from which on the elements themselves may be others: an integer output differs, or a shape does."""
+def _has_argument(judged: Judged) -> np.ndarray:
+    """Mark the lines of calls that were called with other arguments."""
+    import numpy as np
+
+    call = judged.rows["call"].to_numpy()
+    return np.isin(call, call[differing_arguments(judged)])
+
+
+def _other_elements(judged: Judged, chosen: np.ndarray) -> list[int]:
+    """Lines behind which the elements themselves may be others: integers were chosen, or a module's input has another
+    shape.
+    """
     import numpy as np
 
     rows = judged.rows
-    shapes = (rows["state"] == DIFFERENT).to_numpy() & ((rows["aspects"].to_numpy() & SHAPE) != 0)
-    return [*chosen.tolist(), *np.flatnonzero(shapes).tolist()]
+    shapes = np.flatnonzero((rows["state"] == DIFFERENT).to_numpy() & ((rows["aspects"].to_numpy() & SHAPE) != 0))
+    position = judged.pairing.calls["baseline"].to_numpy()[rows["call"].to_numpy()[shapes]]
+    modules = (judged.baseline.calls["module"] != "").to_numpy()[position]
+    return [*chosen.tolist(), *shapes[modules].tolist()]
 
 
 def _given_integers(judged: Judged, errors: Errors, where: np.ndarray) -> list[int]:
     """Integer inputs that differ and that no dumped call made: data, labels, masks.
 
-    At L0 work between the modules is not seen: there only what stands before the first difference of floats counts.
+    At L0 work between the modules is not seen: there only labels, and what stands before the first difference of
+    floats.
     """
     import numpy as np
 
     if judged.baseline.level == "L0":
         floats = np.flatnonzero(~np.isnan(errors.u) & (errors.e > 0))
-        where = where & (np.arange(len(where)) < (floats[0] if len(floats) else len(where)))
+        position = np.maximum(judged.pairing.calls["baseline"].to_numpy(), 0)[judged.rows["call"].to_numpy()]
+        labels = judged.baseline.calls["operation"].isin(_LOSSES).to_numpy()[position]
+        where = where & (labels | (np.arange(len(where)) < (floats[0] if len(floats) else len(where))))
     lines = np.flatnonzero(where).tolist()
     return [line for line in lines if not _is_made(judged, line)] if lines else []
 
