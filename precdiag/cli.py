@@ -118,6 +118,7 @@ def compare(
 
     from precdiag.compare import Calls
     from precdiag.compare import compare as run
+    from precdiag.compare_layouts import compare_layouts
     from precdiag.compare_tables import compare_tables
     from precdiag.config import CompareSettings, load
     from precdiag.document import comparison_document
@@ -173,12 +174,18 @@ def compare(
     calls = Calls(read_map(Path(settings.map)) if settings.map else CallMap(), view)
     if calls != Calls() and (settings.replicas or settings.engine == "msprobe" or any(map(holds_tables, paths))):
         raise UsageError("--map, --include, --exclude and --phase are for two dumps, compared by precdiag itself")
+    of_side = settings.baseline_layout or settings.layout, settings.candidate_layout or settings.layout
+    layouts = parallelism_of(of_side[0]), parallelism_of(of_side[1])
     if settings.replicas:
         with progress_on_stderr() as progress:
-            own = parallelism_of(settings.layout)
-            comparison = compare_replicas(_one_path(paths), policy, selection, own, settings.limit, progress)
+            comparison = compare_replicas(_one_path(paths), policy, selection, layouts[0], settings.limit, progress)
     elif all(map(holds_tables, paths)):
         comparison = compare_tables(paths, policy, selection, settings.limit)
+    elif layouts[0] != layouts[1]:
+        with progress_on_stderr() as progress:
+            comparison = compare_layouts(
+                *_two_sides(paths), policy, layouts, selection, settings.limit, progress, calls
+            )
     else:
         sides = _two_sides(paths)
         resources = Resources(settings.workers or available(), settings.scheduler)
