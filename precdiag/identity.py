@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from precdiag.dump import Dump
-from precdiag.rows import CHECKSUM_NONE, STATISTICS
+from precdiag.rows import CHECKSUM_NONE, OUTPUT, STATISTICS
 from precdiag.sequence import ROWS_COMPARED, Sequence
 
 if TYPE_CHECKING:
@@ -37,11 +37,6 @@ def skips_counters(calls: pd.DataFrame) -> bool:
     return bool((counted["max"] >= counted["count"]).any())
 
 
-def keys_of(calls: pd.DataFrame, renamed: Mapping[str, str] | None = None) -> pd.Series[str]:
-    """Return what must agree for two calls to pair: subject (some `renamed`) and direction."""
-    return renamed_subjects(subjects_of(calls), renamed or {}) + "." + calls["phase"]
-
-
 def renamed_subjects(subjects: pd.Series[str], renamed: Mapping[str, str]) -> pd.Series[str]:
     """Return subjects as the other side calls them."""
     return subjects.map(lambda own: renamed.get(own, own)) if renamed else subjects
@@ -62,13 +57,28 @@ def sequences(
     for dump, here in ((baseline, slice(0, len(left))), (candidate, slice(len(left), None))):
         shapes, values = _row_prints(dump, checked)
         call = dump.rows["call"].cat.codes.to_numpy(dtype=np.int64)
-        # Rows carry their slots, so that their sum (which wraps around) stands for all of them.
-        sums = np.concatenate([[np.uint64(0)], np.cumsum(values * np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64)])
-        bounds = np.searchsorted(call, np.arange(len(dump.calls) + 1))
-        whole = (sums[bounds[1:]] - sums[bounds[:-1]]) ^ pd.util.hash_array(keys[here])
+        whole = _summed(call, values, len(dump.calls)) ^ pd.util.hash_array(keys[here])
         tables = (_by_call(call, column, len(dump.calls)) for column in (values, shapes))
         parts.append(Sequence(keys[here], whole, names[here], *tables))
     return parts[0], parts[1]
+
+
+def inputs_of(dump: Dump) -> np.ndarray:
+    """Hash what each call takes in, slots and values: uint64 of len(calls)."""
+    import numpy as np
+
+    _, values = _row_prints(dump, bool((dump.rows["checksum_kind"] != CHECKSUM_NONE).any()))
+    taken = np.where((dump.rows["io"] != OUTPUT).to_numpy(), values, np.uint64(0))
+    return _summed(dump.rows["call"].cat.codes.to_numpy(dtype=np.int64), taken, len(dump.calls))
+
+
+def _summed(call: np.ndarray, prints: np.ndarray, size: int) -> np.ndarray:
+    """Sum the rows of each call: they carry their slots, so that the sum (which wraps around) stands for them."""
+    import numpy as np
+
+    sums = np.concatenate([[np.uint64(0)], np.cumsum(prints * np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64)])
+    bounds = np.searchsorted(call, np.arange(size + 1))
+    return np.asarray(sums[bounds[1:]] - sums[bounds[:-1]])
 
 
 def _row_prints(dump: Dump, checked: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from precdiag.bridge import Renames, bridge, learn, orphans
 from precdiag.dump import Dump
 from precdiag.errors import UnreadableError
-from precdiag.identity import keys_of, names_of, renamed_subjects, sequences, skips_counters, subjects_of
+from precdiag.identity import names_of, renamed_subjects, sequences, skips_counters, subjects_of
 from precdiag.sequence import Sequence, align_sequences
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
 
 # How a pair came about; "" stands for a one-sided call.
 NAME, SEQUENCE, MAP, PREFIX = "name", "sequence", "map", "prefix"
@@ -55,12 +56,14 @@ def match_calls(baseline: Dump, candidate: Dump, renames: Renames) -> Matched:
     subjects = subjects_of(baseline.calls), subjects_of(candidate.calls)
     mapped = renamed_subjects(subjects[0], renames.mapped)
     renames = replace(renames, bridged=bridge(mapped.unique(), subjects[1].unique()))
-    sides = _sides(baseline, candidate, renames, forced)
+    ours = renamed_subjects(subjects[0], renames.all)
+    sides = _sides(baseline, candidate, (ours, subjects[1]), forced)
     at, against = align_sequences(*sides)
-    if all(orphans(renamed_subjects(subjects[0], renames.all).unique(), subjects[1].unique())):
-        renames = replace(renames, learnt=_learnt(baseline, candidate, renames))
+    if all(orphans(ours.unique(), subjects[1].unique())):
+        renames = replace(renames, learnt=_learnt(baseline, candidate, (ours, subjects[1]), subjects[0]))
         if renames.learnt:
-            sides = _sides(baseline, candidate, renames, forced)
+            ours = renamed_subjects(subjects[0], renames.all)
+            sides = _sides(baseline, candidate, (ours, subjects[1]), forced)
             at, against = align_sequences(*sides)
     stopped, kept = _extent(at, against, *map(len, names))
     at, against = at[kept], against[kept]
@@ -74,6 +77,7 @@ def match_calls(baseline: Dump, candidate: Dump, renames: Renames) -> Matched:
 
 
 _Positions = tuple["np.ndarray", "np.ndarray"]
+_Subjects = tuple["pd.Series[str]", "pd.Series[str]"]
 
 
 def _forced(names: _Positions, forced: Mapping[str, str]) -> _Positions:
@@ -89,9 +93,9 @@ def _forced(names: _Positions, forced: Mapping[str, str]) -> _Positions:
     return at[both], against[both]
 
 
-def _sides(baseline: Dump, candidate: Dump, renames: Renames, forced: _Positions) -> tuple[Sequence, Sequence]:
-    """Both sides as sequences; calls that the user paired have keys of their own."""
-    keys = keys_of(baseline.calls, renames.all), keys_of(candidate.calls)
+def _sides(baseline: Dump, candidate: Dump, subjects: _Subjects, forced: _Positions) -> tuple[Sequence, Sequence]:
+    """Both sides as sequences, their keys being subject and direction; calls that the user paired have their own."""
+    keys = (subjects[0] + "." + baseline.calls["phase"], subjects[1] + "." + candidate.calls["phase"])
     for key, positions in zip(keys, forced, strict=True):
         key.iloc[positions] = [f"forced {number}" for number in range(len(positions))]
     return sequences(baseline, candidate, *keys)
@@ -118,20 +122,21 @@ def _by_name(baseline: Dump, candidate: Dump, left: np.ndarray, right: np.ndarra
     return None
 
 
-def _learnt(baseline: Dump, candidate: Dump, renames: Renames) -> dict[str, str]:
-    """Align once more with modules that only one side knows by their class, and see which stand in one place."""
-    calls = baseline.calls, candidate.calls
-    subjects = renamed_subjects(subjects_of(calls[0]), renames.all), subjects_of(calls[1])
+def _learnt(baseline: Dump, candidate: Dump, subjects: _Subjects, own: pd.Series[str]) -> dict[str, str]:
+    """Align once more with modules that only one side knows by their class, and see which stand in one place.
+
+    `subjects`: of both sides, renamed as far as known; `own`: the baseline's as they are.
+    """
     unknown = orphans(subjects[0].unique(), subjects[1].unique())
     keys, alone = [], []
-    for frame, subject, names in zip(calls, subjects, unknown, strict=True):
+    for frame, subject, names in zip((baseline.calls, candidate.calls), subjects, unknown, strict=True):
         orphan = subject.isin(names)
         keys.append(subject.where(~orphan, "Module of " + frame["operation"]) + "." + frame["phase"])
         alone.append(orphan.to_numpy())
     at, against = align_sequences(*sequences(baseline, candidate, *keys))
     both = alone[0][at] & alone[1][against]
-    own = subjects_of(baseline.calls).to_numpy()[at[both]]
-    return learn(zip(own.tolist(), subjects[1].to_numpy()[against[both]].tolist(), strict=True))
+    found = own.to_numpy()[at[both]].tolist(), subjects[1].to_numpy()[against[both]].tolist()
+    return learn(zip(*found, strict=True))
 
 
 def _how(subjects: np.ndarray, same_name: np.ndarray, renames: Renames) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from precdiag.dump import Dump
 from precdiag.evidence import BASELINE_ONLY, CANDIDATE_ONLY
-from precdiag.rows import OUTPUT, STATISTICS
+from precdiag.identity import inputs_of, subjects_of
 from precdiag.source import OPTIMIZES
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _MEANING = {
 }
 
 # Passing checkpoint.py alone is not enough: the first forward pass of a checkpointed block does so too.
+# A stack that does not reach the script (the backward pass has threads of its own) does not tell who called.
+_SCRIPT = ", in <module>"
 _RECOMPUTES = re.compile(r", in (?:recompute_fn|unpack_hook|backward)\b")
 
 
@@ -32,7 +34,8 @@ def recognise(judged: Judged) -> dict[int, str]:
     """Return the one-sided calls that are no divergence by themselves: line of Pairing.calls → why.
 
     recomputed: its stack passes a backward frame or the recomputing ones of torch/utils/checkpoint.py; without a
-    stack: it stands among backward calls and repeats an earlier forward call with equal inputs. optimizer: it was made
+    stack that reaches the script: it stands among backward calls and repeats an earlier forward call with equal
+    inputs. optimizer: it was made
     inside an optimizer step or gradient clipping (construct.json, or its stack), where one implementation loops and
     another does not; the
     next step's parameters decide there.
@@ -81,7 +84,7 @@ def _why(dump: Dump, call: int, repeats: np.ndarray) -> str | None:
     if entry["phase"] == "forward":
         if entry["recompute"] or any(_RECOMPUTES.search(frame) for frame in stack):
             return RECOMPUTED
-        if not stack and repeats[call]:
+        if not any(_SCRIPT in frame for frame in stack) and repeats[call]:
             return RECOMPUTED
     if entry["scope"] in ("optimizer", "clip_grad") or any(OPTIMIZES.search(frame) for frame in stack):
         return OPTIMIZER
@@ -93,14 +96,12 @@ def _repeats(dump: Dump) -> np.ndarray:
     import numpy as np
     import pandas as pd
 
-    calls, rows = dump.calls, dump.rows
-    incoming = rows[rows["io"] != OUTPUT]
-    texts = incoming[["dtype", "shape", "checksum", "value"]].astype(object).fillna("")
-    hashed = pd.util.hash_pandas_object(pd.concat([texts, incoming[list(STATISTICS)]], axis=1), index=False)
-    inputs = hashed.groupby(incoming["call"].cat.codes.to_numpy()).agg(lambda group: hash(tuple(group)))
-    key = calls["kind"] + "." + calls["module"] + "." + calls["operation"]
-    seen = pd.DataFrame({"key": key, "inputs": inputs.reindex(range(len(calls)), fill_value=0)})
-    backward = (calls["phase"] == "backward").to_numpy()
-    behind = np.cumsum(backward) > 0
-    forward = (calls["phase"] == "forward").to_numpy()
-    return forward & behind & seen.where(pd.Series(forward)).duplicated().to_numpy()
+    phase = dump.calls["phase"]
+    forward = (phase == "forward").to_numpy()
+    behind = np.cumsum((phase == "backward").to_numpy()) > 0
+    if not (forward & behind).any():
+        return forward & behind
+    made = pd.DataFrame({"subject": subjects_of(dump.calls), "inputs": inputs_of(dump)})[forward]
+    repeated = np.zeros(len(forward), dtype=bool)
+    repeated[forward] = made.duplicated().to_numpy()
+    return repeated & behind

@@ -112,7 +112,8 @@ def _solve(left: Sequence, right: Sequence, gap: _Gap) -> tuple[tuple[np.ndarray
     here, there = left.part(begin, end), right.part(other, other_end)
     cells = len(here.key) * len(there.key)
     if cells > _SMALL_CELLS:
-        for anchors in (_by_whole(here, there), _by_rows(here, there)):
+        for search in (_by_whole, _by_rows):
+            anchors = search(here, there)
             if len(anchors[0]):
                 return (anchors[0] + begin, anchors[1] + other), list(_between(anchors, gap))
         here_at, there_at = (np.flatnonzero(np.isin(a.key, b.key)) for a, b in ((here, there), (there, here)))

@@ -131,18 +131,18 @@ def _left_out(mine: Dump, theirs: Dump, positions: np.ndarray, has_own: bool) ->
 
     names = theirs.calls["name"].iloc[positions].astype(str)
     mentioned = mine.mentioned()
-    there = names.str.replace(".parameters_grad", ".backward", regex=False).isin(mentioned).to_numpy()
+    own = (theirs.calls["scope"] == "").to_numpy()[positions]  # an optimizer's calls: onesided.py
+    there = own & names.str.replace(".parameters_grad", ".backward", regex=False).isin(mentioned).to_numpy()
     if there.all() or has_own:
         return np.asarray(there)
-    if skips_counters(mine.calls) and set(mine.calls["name"]) < set(theirs.calls["name"]):
+    if set(mine.calls["name"]) < set(theirs.calls["name"]) and skips_counters(mine.calls):
         return np.ones(len(positions), dtype=bool)
-    subjects = subjects_of(theirs.calls).iloc[positions]
-    missing = len(positions) / len(theirs.calls)
     runs = 1 + int((np.diff(np.sort(positions)) > 1).sum())
+    if len(positions) < _MISSING_SHARE * len(theirs.calls) or runs < _MISSING_RUNS:
+        return np.asarray(there)
+    subjects = subjects_of(theirs.calls).iloc[positions]
     whole = not set(subjects) & set(subjects_of(mine.calls))
-    if whole and missing >= _MISSING_SHARE and subjects.nunique() >= _MISSING_OPERATIONS and runs >= _MISSING_RUNS:
-        return np.ones(len(positions), dtype=bool)
-    return np.asarray(there)
+    return np.ones(len(positions), bool) if whole and subjects.nunique() >= _MISSING_OPERATIONS else np.asarray(there)
 
 
 def _either(baseline: Dump, candidate: Dump, calls: pd.DataFrame, patterns: Iterable[str]) -> np.ndarray:

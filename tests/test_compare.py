@@ -104,7 +104,7 @@ def test_every_call_that_differs_is_reported_and_none_that_is_equal(real: Real, 
 
 # -- fixtures/cases
 
-EQUAL_CASES = ["identical", "p01_identical", "p04_nan_both", "p05_inf_mask_both", "recompute"]
+EQUAL_CASES = ["identical", "p01_identical", "p04_nan_both", "p05_inf_mask_both", "p09_recompute_counts", "recompute"]
 CASES = {
     "gelu_tanh": (0, "Functional.gelu.0.forward.input.approximate", "argument"),
     "tensor_gelu_tanh": (0, "Functional.gelu.0.forward.input.approximate", "argument"),
@@ -149,6 +149,43 @@ def test_recomputed_calls_are_counted_and_said(real: Real) -> None:
     result = case(real, "recompute")
     assert any("5 one-sided calls are activation recomputation" in note for note in result.notes)
     assert result.coverage.candidate_only > 0
+
+
+def test_recomputed_calls_shift_no_pair(real: Real) -> None:
+    """answers.json, p09: 2 extra forward calls; gelu.1.backward pairs with gelu.0.backward."""
+    result = case(real, "p09_recompute_counts")
+    assert (result.alignment.counts["candidate_only"], result.coverage.baseline_only) == (2, 0)
+    assert any("2 one-sided calls are activation recomputation" in note for note in result.notes)
+    assert [(pair.baseline, pair.candidate, pair.how) for pair in result.alignment.pairs] == [
+        ("Functional.gelu.0.backward", "Functional.gelu.1.backward", "sequence")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("where_grad", "Tensor.abs.0.forward.input.0"),
+        ("inplace_nan", "Module.norm.LayerNorm.forward.0.input.0"),
+        ("gelu_tanh", "Functional.gelu.0.forward.output.0"),
+    ],
+)
+def test_the_first_row_that_differs_behind_the_cause_is_the_first_numeric_symptom(
+    real: Real, name: str, row: str
+) -> None:
+    """answers.json; the module that takes the row in begins before the call that answers.json names."""
+    values = [symptom for symptom in case(real, name).symptoms if symptom.kind in ("value", "non-finite")]
+    assert values[0].name == row
+
+
+def test_frozen_parameters_leave_nineteen_calls_on_one_side(real: Real) -> None:
+    result = case(real, "lora_frozen")
+    steps = len(result.parts)
+    assert (result.alignment.counts["baseline_only"], result.alignment.counts["candidate_only"]) == (19 * steps, 0)
+    assert {row.phase for row in result.symptoms if row.kind == "structure"} <= {"backward", "parameters_grad"}
+
+
+def test_nan_on_both_sides_is_no_divergence_and_said(real: Real) -> None:
+    assert any("NaN or Inf alike on both sides" in note for note in case(real, "p04_nan_both").notes)
 
 
 def test_an_empty_candidate_is_not_comparable(real: Real) -> None:
