@@ -311,6 +311,17 @@ def localize(
         bool | None,
         typer.Option("--cross-device/--same-device", help="Do the sides differ in device? [default: by receipts]"),
     ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run both sides (of precdiag.yaml or DIR), coarse to fine, until it is named.")
+    ] = False,
+    continue_: Annotated[
+        Path | None, typer.Option("--continue", metavar="DIR", help="Go on with the search that --run began in DIR.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where --run collects. [default: precdiag-localize]")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="End the search after this long.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Most bytes that the whole search may leave.")] = None,
     plot: Annotated[
         bool | None, typer.Option("--plot/--no-plot", help="Plot the curves. [default: on a terminal]")
     ] = None,
@@ -324,19 +335,23 @@ def localize(
     """
     from precdiag.config import CollectSettings, LocalizeSettings, load
     from precdiag.document_localize import localization_document, series_document
-    from precdiag.localize import localize as run
+    from precdiag.localize import localize as look
     from precdiag.localize import logs_of
     from precdiag.nextstep import advise
     from precdiag.plot import plot_of
     from precdiag.report import config_text, json_text, progress_on_stderr, show
     from precdiag.report_localize import localization_text, series_text
-    from precdiag.sides import find_sides
+    from precdiag.search import search
+    from precdiag.sides import Given, find_sides
 
     flags = {
         "series": series,
         "pattern": pattern,
         "step_offset": step_offset,
         "cross_device": cross_device,
+        "out": out,
+        "timeout": timeout,
+        "max_bytes": max_bytes,
         "format": output_format,
     }
     loaded = load(LocalizeSettings, flags, config_file=config, environ=os.environ, cwd=Path.cwd())
@@ -345,21 +360,20 @@ def localize(
         return
     settings = loaded.settings
     collecting = load(CollectSettings, {}, config_file=config, environ=os.environ, cwd=Path.cwd()).settings
-    sides = find_sides(
-        folder,
-        candidate_log=candidate_log,
-        baseline_log=baseline_log,
-        candidate=candidate,
-        baseline=baseline,
-        cross_device=settings.cross_device,
-    )
+    given = Given(folder, candidate_log, baseline_log, candidate, baseline)
     as_json = settings.format == "json"
     if list_series:
+        sides = find_sides(given, cross_device=settings.cross_device)
         logs = logs_of(sides, settings)
         show(json_text(series_document(logs)) if as_json else series_text(logs))
         return
     with progress_on_stderr() as progress:
-        found = advise(run(sides, settings, progress), collecting, folder)
+        if run or continue_:
+            found = search(given, settings, collecting, progress, go_on=continue_)
+        else:
+            sides = find_sides(given, cross_device=settings.cross_device)
+            found = look(sides, settings, progress)
+    found = found if found.next else advise(found, collecting, folder)
     drawn = "" if as_json else plot_of(found, wanted=plot)
     show(json_text(localization_document(found)) if as_json else localization_text(found, drawn))
     raise typer.Exit(found.exit_code)

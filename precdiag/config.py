@@ -262,6 +262,9 @@ class LocalizeSettings(Thresholds):
     pattern: Text | None = None
     step_offset: int | None = None
     cross_device: bool | None = None
+    out: Text = "precdiag-localize"
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_bytes: Annotated[int, Field(gt=0)] | None = None
     format: Literal["table", "json"] = "table"
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from precdiag.acceptance import Against
 from precdiag.cause import Cause
+from precdiag.culprit import Culprit
 from precdiag.curves import LossLog
 from precdiag.document import beyond_document, cause_document, plain
 from precdiag.document_nan import origin_document
-from precdiag.localize import Culprit, Localization
+from precdiag.localize import Localization
 from precdiag.origin import Origin
 
 SCHEMA = "precdiag.localize/1"
@@ -31,6 +32,7 @@ def localization_document(found: Localization) -> dict[str, Any]:
         "mapping": {"offset": curves.mapping.offset, "basis": curves.mapping.basis},
         "reproduced": None if curves.repeat is None else curves.repeat.same,
         "first_cause": None if found.seen.culprit is None else culprit_document(found.seen.culprit),
+        "stages": [{"name": name, "why": why} for name, why in found.stages],
         "next": list(found.next),
         "notes": list(found.notes),
     }

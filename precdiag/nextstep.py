@@ -12,12 +12,16 @@ from precdiag.collect import side_commands
 from precdiag.collection import Side, SideCommand
 from precdiag.config import CollectSettings
 from precdiag.cost import Cost, estimate
+from precdiag.culprit import Seen
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.evidence import BYTES
 from precdiag.layout import open_run
-from precdiag.localize import Curves, Localization, Seen
+from precdiag.localize import Curves, Localization
 from precdiag.session import Request, request_of
 from precdiag.sides import Sides
+
+EXACT = frozenset({"structure", "shape", "dtype", "argument", "requires_grad"})
+"""Kinds of cause that tensors could prove no better."""
 
 STEPS_AT_ONCE = 8
 """Steps dumped at once to find the first that differs: each run then divides what is in question by nine."""
@@ -80,9 +84,9 @@ def coarsest(sides: Sides, base: Request) -> Request:
 
 
 def tensors_around(seen: Seen, base: Request) -> Request | None:
-    """Return the request for the tensors of the calls around the culprit, None where there is no step to name."""
+    """Return the request for the tensors of the calls around the culprit, None where they could prove nothing more."""
     row = None if seen.culprit is None else seen.culprit.row
-    if row is None or row.step is None:
+    if seen.culprit is None or row is None or row.step is None or seen.culprit.kind in EXACT:
         return None
     around = () if seen.comparison is None else seen.comparison.around
     calls = dict.fromkeys([row.call, *(each.call for each in around)])
@@ -104,8 +108,8 @@ def _request(found: Localization, base: Request) -> Request | None:
     if seen.culprit is not None:
         if seen.carried and seen.culprit.row.step is not None:
             return replace(coarsest(found.sides, base), steps=(0, *spread(0, seen.culprit.row.step)), iterations=())
-        evidence = seen.comparison.evidence if seen.comparison is not None else BYTES
-        return tensors_around(seen, base) if evidence < BYTES else None
+        told = seen.culprit.by == "nan" or seen.culprit.row.evidence >= BYTES
+        return None if told else tensors_around(seen, base)
     if not found.curves.dump_steps:
         return None
     return at_window(coarsest(found.sides, base), found.curves)

@@ -8,12 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from precdiag.culprit import Culprit
 from precdiag.curves import LossLog
-from precdiag.localize import EXIT, Culprit, Localization
+from precdiag.localize import EXIT, Localization
 from precdiag.report import rendered
-from precdiag.report_blocks import labelled, section
+from precdiag.report_blocks import field_grid, labelled, section
 
 SIGNALS_SHOWN = 8
+_METRICS = ("max_abs", "max_rel", "max_ulp")
 HEADLINES = {
     "nan": "NAN",
     "spike": "SPIKE",
@@ -28,7 +30,7 @@ HEADLINES = {
 
 def localization_text(found: Localization, plot: str = "") -> str:
     """Draw a localization. Commands stand at the end, unfolded, ready to be copied."""
-    blocks: list[RenderableType] = [_headline(found)]
+    blocks: list[RenderableType] = [_headline(found), _files(found)]
     repeat = found.curves.repeat
     if repeat is not None and repeat.same is False:
         blocks.append(Text(f"\nNOT REPRODUCED  {repeat.said}", style="bold yellow"))
@@ -67,17 +69,18 @@ def _headline(found: Localization) -> Text:
     text = Text(HEADLINES[found.verdict], style=style)
     where = "" if found.step is None else f"  from step {found.step} of the log"
     text.append(where, style="default")
-    curve = found.curves.found.curve
-    shape = (
-        f"{curve.points:,} points"
-        if curve.first_step is None
-        else (f"{curve.series}, {curve.points:,} points, steps {curve.first_step} to {curve.last_step}")
-    )
-    text.append(f"\n  {'candidate':<10}{curve.path} ({curve.format or 'no known format'}: {shape})", style="dim")
-    if found.curves.baseline is not None:
-        baseline = found.curves.baseline
-        text.append(f"\n  {'baseline':<10}{baseline.path} ({baseline.format or 'no known format'})", style="dim")
     return text
+
+
+def _files(found: Localization) -> Table:
+    curve, baseline = found.curves.found.curve, found.curves.baseline
+    shape = f"{curve.points:,} points"
+    if curve.first_step is not None:
+        shape = f"{curve.series}, {shape}, steps {curve.first_step} to {curve.last_step}"
+    files = [("candidate", f"{curve.path} ({curve.format or 'no known format'}: {shape})")]
+    if baseline is not None:
+        files.append(("baseline", f"{baseline.path} ({baseline.format or 'no known format'})"))
+    return field_grid(files)
 
 
 def _signals(found: Localization) -> Table:
@@ -104,6 +107,8 @@ def _chain(found: Localization, culprit: Culprit) -> list[tuple[str, str]]:
     chain += [("call", row.name), ("kind", culprit.kind), ("why", culprit.why)]
     if source is not None:
         chain.append(("source", f"{source.file}:{source.line}  {source.code}"))
+    apart = [f"{name.replace('_', ' ')} {value:.6g}" for name in _METRICS if (value := (row.metrics or {}).get(name))]
+    chain += [("differs by", ", ".join(apart))] if apart else []
     return [*chain, ("do", culprit.next_step)]
 
 
@@ -114,6 +119,8 @@ def _footing(found: Localization) -> list[tuple[str, str]]:
         word = {True: "accepted", False: "not accepted", None: "not decided"}[against.accepted]
         lines.append(("acceptance", f"{word}: {against.why}"))
         lines.append(("compared", _compared(against.steps_compared, against.first_different, against.first_outside)))
+    if found.stages:
+        lines.append(("collected", "; ".join(f"{name}: {why}" for name, why in found.stages)))
     if found.step is not None:
         lines.append(("look at", f"{_steps(found.curves.choice.steps)}{found.curves.choice.why}"))
     return lines + [("note", note) for note in found.notes]

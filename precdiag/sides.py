@@ -16,6 +16,17 @@ from precdiag.session import DUMP, SETTINGS
 
 
 @dataclass(frozen=True)
+class Given:
+    """What the command line names: the folder of a collection, logs, dumps."""
+
+    folder: Path | None = None
+    candidate_log: Path | None = None
+    baseline_log: Path | None = None
+    candidate: Path | None = None
+    baseline: Path | None = None
+
+
+@dataclass(frozen=True)
 class Side:
     """One side. `log` is the curve to judge, `run_log` that of the run which was dumped, where it is another one.
 
@@ -40,22 +51,14 @@ class Sides:
     cross_device: bool | None = None
 
 
-def find_sides(
-    folder: Path | None = None,
-    *,
-    candidate_log: Path | None = None,
-    baseline_log: Path | None = None,
-    candidate: Path | None = None,
-    baseline: Path | None = None,
-    cross_device: bool | None = None,
-) -> Sides:
+def find_sides(given: Given, *, cross_device: bool | None = None, needs_log: bool = True) -> Sides:
     """Gather what there is; what is named stands above what the folder holds.
 
     A log that is named beside a folder is the first run's, and the folder's own log its re-run's. Raises UsageError
-    where nothing is to be judged, UnreadableError where `folder` is no collection.
+    where nothing is to be judged, UnreadableError where the folder is no collection.
     """
-    named = {"candidate": (candidate_log, candidate), "baseline": (baseline_log, baseline)}
-    found = {} if folder is None else collected(folder)
+    named = {"candidate": (given.candidate_log, given.candidate), "baseline": (given.baseline_log, given.baseline)}
+    found = {} if given.folder is None else collected(given.folder)
     sides = {}
     for name in SIDES:
         log, dump = named[name]
@@ -65,7 +68,7 @@ def find_sides(
         if dump is not None:
             side = replace(side, dump=dump)
         sides[name] = side
-    if sides["candidate"].log is None:
+    if needs_log and sides["candidate"].log is None:
         raise UsageError("no log of the candidate to judge", hint="precdiag localize DIR, or --candidate-log FILE")
     has_baseline = sides["baseline"].log is not None or sides["baseline"].dump is not None
     devices = [sides[name].device for name in SIDES]

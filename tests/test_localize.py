@@ -28,7 +28,7 @@ from precdiag.iterations import repeats, step_map
 from precdiag.localize import localize
 from precdiag.nextstep import advise, spread
 from precdiag.session import Request
-from precdiag.sides import find_sides
+from precdiag.sides import Given, find_sides
 
 Real = Callable[[str], Path]
 LOGS = Path(__file__).parent / "data" / "loss_logs"
@@ -80,7 +80,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_planted_fault_is_named_with_its_step_and_line(trained: Path, tmp_path: Path, fault: str) -> None:
-    found = localize(find_sides(pair(trained, fault, tmp_path / "x")), LocalizeSettings())
+    found = localize(find_sides(Given(pair(trained, fault, tmp_path / "x"))), LocalizeSettings())
     verdict, step, dump_step, kind, call, line = CHAINS[fault]
     assert found.seen.culprit is not None
     row, source = found.seen.culprit.row, found.seen.culprit.source
@@ -92,14 +92,15 @@ def test_each_planted_fault_is_named_with_its_step_and_line(trained: Path, tmp_p
 
 def test_the_same_run_twice_is_healthy(trained: Path, tmp_path: Path) -> None:
     folder = pair(trained, "none", tmp_path / "x")
-    found = localize(find_sides(folder), LocalizeSettings())
+    found = localize(find_sides(Given(folder)), LocalizeSettings())
     assert (found.verdict, found.exit_code, found.seen.culprit) == ("healthy", 0, None)
     assert found.seen.comparison is not None and found.seen.comparison.coverage.equal > 1000
 
 
 def test_one_side_alone_names_where_its_nan_was_made(trained: Path) -> None:
     found = localize(
-        find_sides(candidate_log=trained / "backward/log.txt", candidate=trained / "backward/dump"), LocalizeSettings()
+        find_sides(Given(candidate_log=trained / "backward/log.txt", candidate=trained / "backward/dump")),
+        LocalizeSettings(),
     )
     assert (found.verdict, found.step) == ("nan", 6)
     assert found.seen.culprit is not None and found.seen.culprit.by == "nan"
@@ -119,16 +120,15 @@ def test_the_table_ends_the_chain_with_the_source_line_within_80_columns(trained
         "look at steps 6 to 7: together until then: the backward and the update of the step before",
     ):
         assert said in text
-    assert "--task tensor" in following and "Tensor.lerp_.0.forward" in following
+    assert following == ""  # tensors could prove no more than an argument that differs
+    following = document(pair(trained, "weight", tmp_path / "y"))["next"][0]
+    assert "--task tensor" in following and "Module.blocks.1.up.Linear.forward.0" in following
 
 
 def test_dumps_of_other_steps_give_the_cost_of_the_next_collection(trained: Path, tmp_path: Path) -> None:
     folder = pair(trained, "optimizer", tmp_path / "x")
-    sides = find_sides(
-        candidate_log=folder / "candidate/log.txt",
-        baseline_log=folder / "baseline/log.txt",
-        candidate=folder / "candidate/dump/step7",
-    )
+    logs = folder / "candidate/log.txt", folder / "baseline/log.txt"
+    sides = find_sides(Given(None, *logs, candidate=folder / "candidate/dump/step7"))
     found = advise(localize(sides, LocalizeSettings()), CollectSettings(), None)
     assert found.seen.culprit is None and found.seen.missing == (5, 6)
     assert "--step 5-6 --level mix --summary md5" in found.next[0]
@@ -141,7 +141,9 @@ def test_a_difference_that_an_earlier_step_left_asks_for_the_steps_before(traine
         for step in (0, 6, 7):
             shutil.copytree(trained / fault / "dump" / f"step{step}", folder / side / "dump" / f"step{step}")
         shutil.copy(trained / fault / "log.txt", folder / side / "log.txt")
-    found = advise(localize(find_sides(folder, cross_device=False), LocalizeSettings()), CollectSettings(), folder)
+    found = advise(
+        localize(find_sides(Given(folder), cross_device=False), LocalizeSettings()), CollectSettings(), folder
+    )
     assert found.seen.carried and found.seen.culprit is not None and found.seen.culprit.row.step == 6
     assert "--step 0-5 " in found.next[0]
 
@@ -158,7 +160,7 @@ def test_a_rerun_that_does_not_repeat_the_log_is_said_before_any_cause(trained: 
 def test_two_devices_need_more_than_rounding(trained: Path, tmp_path: Path) -> None:
     folder = pair(trained, "weight", tmp_path / "x")
     assert document(folder)["verdict"] == "diverged"
-    found = localize(find_sides(folder, cross_device=True), LocalizeSettings())
+    found = localize(find_sides(Given(folder), cross_device=True), LocalizeSettings())
     assert found.seen.culprit is None or found.seen.culprit.by == "beyond rounding"
 
 
@@ -277,7 +279,7 @@ def test_steps_before_the_dumped_process_cannot_be_looked_at(tmp_path: Path) -> 
     loss = falling(40)
     (tmp_path / "log").write_text("".join(json.dumps({"step": n, "loss": x}) + "\n" for n, x in enumerate(loss, 1)))
     (tmp_path / "bad").write_text("".join(json.dumps({"step": n, "loss": x * 2}) + "\n" for n, x in enumerate(loss, 1)))
-    sides = find_sides(candidate_log=tmp_path / "bad", baseline_log=tmp_path / "log")
+    sides = find_sides(Given(candidate_log=tmp_path / "bad", baseline_log=tmp_path / "log"))
     found = localize(sides, LocalizeSettings(step_offset=30))
     assert (found.verdict, found.step) == ("diverged", 1)
     assert any("before dump step 0" in note for note in found.notes)
@@ -322,14 +324,14 @@ def test_a_command_says_what_runs_and_where(tmp_path: Path) -> None:
 def test_a_folder_without_a_candidate_is_no_collection(tmp_path: Path) -> None:
     (tmp_path / "baseline").mkdir()
     with pytest.raises(UnreadableError, match="no candidate/ in it"):
-        find_sides(tmp_path)
+        find_sides(Given(tmp_path))
     with pytest.raises(UsageError, match="no log"):
-        find_sides(candidate=tmp_path)
+        find_sides(Given(candidate=tmp_path))
 
 
 def test_devices_are_those_of_the_receipts(trained: Path, tmp_path: Path) -> None:
     folder = pair(trained, "weight", tmp_path / "x")
-    assert find_sides(folder).cross_device is False
-    assert find_sides(folder, cross_device=True).cross_device is True
-    assert find_sides(candidate_log=folder / "candidate/log.txt").cross_device is None
+    assert find_sides(Given(folder)).cross_device is False
+    assert find_sides(Given(folder), cross_device=True).cross_device is True
+    assert find_sides(Given(candidate_log=folder / "candidate/log.txt")).cross_device is None
     assert command("none").words[-1] == "none"
