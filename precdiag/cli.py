@@ -7,12 +7,16 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from precdiag import __version__
 from precdiag.errors import EXIT_CANNOT_LOOK, PrecdiagError, UsageError
+
+if TYPE_CHECKING:
+    from precdiag.compare import Comparison
+    from precdiag.config import CompareSettings
 
 # 128 + SIGINT, as shells report a program that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
@@ -102,6 +106,10 @@ def compare(
     first: Annotated[
         bool, typer.Option("--first", help="Stop at the first cause: what is behind it is not looked at.")
     ] = False,
+    reference: Annotated[
+        bool | None,
+        typer.Option(help="Ask msprobe for its own Result on the rows shown. [default: in a table on a terminal]"),
+    ] = None,
     output_format: Format = None,
     limit: Limit = None,
     workers: Workers = None,
@@ -155,6 +163,7 @@ def compare(
         "include": include,
         "exclude": exclude,
         "phase": phase,
+        "reference": reference,
         "format": output_format,
         "limit": limit,
         "first": first or None,
@@ -198,6 +207,8 @@ def compare(
             comparison = run(
                 *sides, policy, selection, settings.limit, progress, resources, judging, calls, settings.first
             )
+        if judging is None:
+            comparison = _with_reference(comparison, settings)
     comparison = replace(comparison, cross_device=comparison.cross_device or settings.cross_device)
     as_json = settings.format == "json"
     show(json_text(comparison_document(comparison)) if as_json else comparison_text(comparison))
@@ -507,6 +518,18 @@ def _one_path(paths: list[Path]) -> Path:
     if len(paths) > 1:
         raise UsageError("--replicas looks into one dump", hint="precdiag compare DUMP --replicas")
     return paths[0]
+
+
+def _with_reference(comparison: Comparison, settings: CompareSettings) -> Comparison:
+    """Ask msprobe for its Result on what is shown, which takes seconds: where somebody sees it, or asked for it."""
+    from precdiag.reference import with_reference
+    from precdiag.report import shown_rows
+
+    on_terminal = settings.format == "table" and sys.stdout.isatty()
+    wanted = on_terminal if settings.reference is None else settings.reference
+    if not wanted or comparison.cause is None:
+        return comparison
+    return with_reference(comparison, shown_rows(comparison) if settings.format == "table" else [comparison.cause.row])
 
 
 def _two_sides(paths: list[Path]) -> tuple[Path, Path]:

@@ -137,7 +137,8 @@ class PartResult:
 class Comparison:
     """The answer of a comparison, and what it rests on. `verdict` follows the policy, `cause` is always bitwise.
 
-    `of_tables`: both paths are msprobe's result tables, not dumps.
+    `of_tables`: both paths are msprobe's result tables, not dumps. `reference`: where its Result comes from, or why it
+    is blank; None where nobody asked.
     `proposal`: the option that pairs the ranks by the data they were given, where that is why they differ.
     """
 
@@ -161,6 +162,7 @@ class Comparison:
     cross_device: bool = False
     notes: tuple[str, ...] = ()
     of_tables: bool = False
+    reference: str | None = None
 
     @property
     def exit_code(self) -> int:

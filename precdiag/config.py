@@ -175,6 +175,7 @@ class CompareSettings(Section):
     candidate_layout: Layout = {}
     replicas: bool = False
     engine: Literal["native", "msprobe"] = "native"
+    reference: bool | None = None  # on a terminal only
     format: Literal["table", "json"] = "table"
     map: Text | None = None
     include: Texts = ()

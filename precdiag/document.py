@@ -55,7 +55,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "profile": [] if rounding is None else [asdict(level) for level in rounding.profile],
         "smallest_band": asdict(comparison.smallest_band),
         "replaced": [_replaced(region) for part in parts for region in part.replaced],
-        "notes": list(comparison.notes),
+        "notes": [*comparison.notes, *([] if comparison.reference is None else [f"msprobe: {comparison.reference}"])],
     }
     contract: dict[str, Any] = plain(document)
     return contract
@@ -69,7 +69,7 @@ def cause_document(cause: Cause) -> dict[str, Any]:
         "source": None if cause.source is None else asdict(cause.source),
         "stack": list(cause.stack),
         "why": cause.why,
-        "msprobe_result": None,
+        "msprobe_result": cause.row.result,
         "also": [{"step": row.step, "rank": row.rank, "name": row.name} for row in cause.also],
     }
 

@@ -172,6 +172,7 @@ def _missing(lines: pd.DataFrame, baseline: Dump, candidate: Dump) -> list[pd.Da
         frame[side] = rest
         blank = {"aspects": np.uint8(0), "evidence": np.int8(NOTHING), "outside": False, "blocking": False}
         frame = frame.assign(**blank, nonfinite=np.uint8(0)).reindex(columns=lines.columns)
-        frame["reason"] = pd.Series([None] * len(rest), dtype=object)
+        for column in frame.columns.intersection(["reason", "result"]):
+            frame[column] = pd.Series([None] * len(rest), dtype=object)
         frames.append(frame)
     return frames

@@ -33,7 +33,8 @@ class Row:
     `kind` of a row that is not the cause is what differs in it: `structure`, `shape`, `dtype`, `argument`,
     `requires_grad`, `non-finite` or `value`; in the context shown around the cause also `equal`, `unknown` and
     `uninitialised`. `how` its two calls were paired (`name`, `sequence`, `map`, `prefix`; "" where one side has none),
-    and `partner`, the candidate's name of the row where it is another.
+    and `partner`, the candidate's name of the row where it is another. `result` is msprobe's own word, where it was
+    asked.
     """
 
     step: int | None
@@ -50,6 +51,7 @@ class Row:
     module: str | None = None
     how: str = ""
     partner: str | None = None
+    result: str | None = None
 
 
 def row_of(judged: Judged, line: int) -> Row:
@@ -76,6 +78,7 @@ def row_of(judged: Judged, line: int) -> Row:
         module=module_of(dump, call),
         how=how,
         partner=None if other == name else other,
+        result=(judged.cell("result", line) or None) if "result" in judged.rows else None,
     )
 
 

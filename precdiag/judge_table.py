@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precdiag import cells as cell
@@ -47,8 +48,8 @@ _NO_PARTNER = "rows have no partner in the table: msprobe leaves them so where t
 def judge_table(table: Table, policy: Policy) -> Judged:
     """Judge every line of a table. A row is equal only if all of its metrics say so.
 
-    Where they say nothing, dtype, shape and the two sides' statistics decide. Raises UsageError where the band asks for
-    what the table does not hold.
+    Where they say nothing, dtype, shape and the two sides' statistics decide. msprobe's own Result is kept in the rows,
+    column `result`, and decides nothing. Raises UsageError where the band asks for what the table does not hold.
     """
     import numpy as np
 
@@ -70,7 +71,9 @@ def judge_table(table: Table, policy: Policy) -> Judged:
         _judge_statistic_metrics(pairs, cells, valued)
     pairs.evidence[pairs.evidence != NOTHING] = TABLE
     columns = {"max_abs": max_abs, "max_rel": max_rel, "cosine": cosine, "max_ulp": np.full(len(cells), np.nan)}
-    return settle(pairs, table.pairing, policy, columns, (*notes, f"read from {_SEES[table.task]}"))
+    judged = settle(pairs, table.pairing, policy, columns, (*notes, f"read from {_SEES[table.task]}"))
+    results = table.results()
+    return judged if results is None else replace(judged, rows=judged.rows.assign(result=results.to_numpy()))
 
 
 def _require_metrics(table: Table, policy: Policy) -> None:

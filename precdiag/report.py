@@ -95,6 +95,16 @@ def comparison_text(comparison: Comparison) -> str:
     return rendered(Group(*blocks))
 
 
+def shown_rows(comparison: Comparison) -> tuple[Row, ...]:
+    """Return the rows that the table of a comparison shows, each once."""
+    rows = [] if comparison.cause is None else [comparison.cause.row, *comparison.around]
+    rows += [] if comparison.first_outside is None else [comparison.first_outside]
+    rows += [row for part in comparison.parts for row in part.hidden][:ROWS_SHOWN]
+    return tuple(
+        {(row.stage, row.step, row.rank, row.order): row for row in (*rows, *comparison.symptoms[:ROWS_SHOWN])}.values()
+    )
+
+
 @contextlib.contextmanager
 def progress_on_stderr() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a callback (label, done, total) that draws a bar on stderr, on a terminal and after a second of work."""
@@ -163,6 +173,8 @@ def _cause_fields(cause: Cause) -> list[tuple[str, str]]:
     if cause.source is not None:
         fields.append(("source", f"{cause.source.file}:{cause.source.line}  {cause.source.code}"))
     fields += _difference(row)
+    if row.result:
+        fields.append(("msprobe", f"{row.result} (its own Result, for reference)"))
     if cause.also:
         fields.append(("also", "; ".join(f"rank {other.rank}: {other.name}" for other in cause.also)))
     if cause.behind is not None:
@@ -196,16 +208,19 @@ def _difference(row: Row) -> list[tuple[str, str]]:
 
 
 def _rows(rows: Sequence[Row], marked: Row | None = None) -> Table:
+    """Draw rows one a line; with msprobe's own word where it was asked."""
+    asked = any(row.result for row in rows)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     table.add_column("")
     table.add_column("row", overflow="fold", ratio=1)
-    for heading in ("what", "max abs", "max rel"):
-        table.add_column(heading, justify="left" if heading == "what" else "right", no_wrap=True)
+    for heading in ("what", "max abs", "max rel", *(["msprobe"] if asked else [])):
+        table.add_column(heading, justify="right" if heading.startswith("max") else "left", no_wrap=True)
     for row in rows:
         metrics = row.metrics or {}
         own = marked is not None and (row.order, row.rank, row.step) == (marked.order, marked.rank, marked.step)
         numbers = ["" if row.kind == "equal" else _number(metrics.get(key)) for key in ("max_abs", "max_rel")]
-        table.add_row("→" if own else "", _named(row), row.kind, *numbers, style="bold" if own else "")
+        words = [row.result or ""] if asked else []
+        table.add_row("→" if own else "", _named(row), row.kind, *numbers, *words, style="bold" if own else "")
     return table
 
 
@@ -264,9 +279,15 @@ def _footing(comparison: Comparison) -> RenderableType:
     fields = [("coverage", counts), ("evidence", _STRENGTH[comparison.evidence])]
     fields += [("band", each) for each in smallest_band_text(comparison.smallest_band)]
     fields += [("note", note) for note in comparison.notes]
-    fields += [("msprobe", "its Result is not shown: it decides nothing here")]
+    fields += [("msprobe", _reference(comparison))]
     fields += [("next", step) for step in _next(comparison)]
     return field_grid(fields)
+
+
+def _reference(comparison: Comparison) -> str:
+    if comparison.reference is None and comparison.evidence == TABLE:
+        return "its Result, as its table has it, is for reference and decides nothing"
+    return comparison.reference or "its Result is not shown (--reference asks for it): it decides nothing here"
 
 
 def _next(comparison: Comparison) -> list[str]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import stat
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import tables
 from handmade import forward, scalar, tensor, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from standin import StandIn
 
 from precdiag import msprobe as installed
 from precdiag.align import pair
@@ -142,45 +140,12 @@ def test_a_table_of_other_dumps_is_refused(tmp_path: Path) -> None:
 
 # -- the command line, by a stand-in that writes down how it was called
 
-STAND_IN = """#!{python}
-import json, pathlib, shutil, sys
-words = sys.argv[1:]
-calls = pathlib.Path({folder!r}) / "calls.json"
-told = json.loads(calls.read_text()) if calls.exists() else []
-settings = json.loads(pathlib.Path(words[words.index("-i") + 1]).read_text()) if "-i" in words else None
-calls.write_text(json.dumps([*told, [words, settings]]))
-out = pathlib.Path(words[words.index("-o") + 1])
-for rank, table in {tables!r}.items():
-    shutil.copy(table, out / f"compare_result{{rank}}_2026.csv")
-print("[ERROR] Please verify that the CANN environment is properly configured.")
-print("2026 [ERROR] it went wrong", file=sys.stderr)
-sys.exit({status})
-"""
-
 DATA = {"Functional.linear.0.forward": forward([], [tensor()]), "Functional.linear.1.forward": forward([], [tensor()])}
 LINES = [tables.statistics(f"Functional.linear.{at}.forward.output.0") for at in (0, 1)]
 FAULT = [
     LINES[0],
     tables.statistics("Functional.linear.1.forward.output.0", (2.0, -1.0, 0.0, 2.0), (1.0, -1.0, 0.0, 2.0)),
 ]
-
-
-class StandIn:
-    """An executable in msprobe's place, and how it was called."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def leaves(self, status: int = 0, **lines: list[tables.Line]) -> Msprobe:
-        """Write it: for each rank (`_rank0`, or `` for none) it leaves a table; then it ends with a status."""
-        paths = {rank: str(tables.write_csv(self.folder / f"table{rank}.csv", rows)) for rank, rows in lines.items()}
-        script = self.folder / "msprobe"
-        script.write_text(STAND_IN.format(python=sys.executable, folder=str(self.folder), tables=paths, status=status))
-        script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        return Msprobe((str(script),), "26.2.0")
-
-    def calls(self) -> list[tuple[list[str], dict[str, object] | None]]:
-        return [tuple(call) for call in json.loads((self.folder / "calls.json").read_text())]
 
 
 @pytest.fixture
