@@ -37,8 +37,8 @@ class Suspects:
     among differ by rounding only. Behind the first random line and, for inputs, the first routing line, only
     parameters are looked at. Statistics of half precision resolve no more than what one call may add: an error may have
     been hidden in what a call takes in, so that no output is named by them alone. unresolved: the first line that would
-    be beyond but for that, -1 for none. lost: the first line whose error is too large for what takes it in to be judged,
-    -1 for none.
+    be beyond but for that, -1 for none. lost: the first line whose error is too large for what takes it in to be
+    judged, -1 for none.
     """
 
     errors: Errors

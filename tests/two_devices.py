@@ -12,8 +12,8 @@ from precdiag.compare import compare
 from precdiag.judge import Policy
 
 SCRIPT = Path(__file__).parent / "data" / "scripts" / "two_devices.py"
-# Where each fault is planted: the first modules to compute with it. What is done between modules shows in the next one's
-# input, of the forward or of the backward pass.
+# Where each fault is planted: the first modules to compute with it. What is done between modules shows in the next
+# one's input, of the forward or of the backward pass.
 PLANTED: dict[str, tuple[str, ...]] = {
     "gelu": ("layers.1.act",),
     "rms_eps": ("layers.1.norm2",),
