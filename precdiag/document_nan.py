@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from precdiag.document import plain, row_document
+from precdiag.inspection import PartSurvey
 from precdiag.origin import Origin
-from precdiag.survey import PartSurvey, Survey
+from precdiag.survey import Survey
 
 
 def survey_document(survey: Survey) -> dict[str, Any]:

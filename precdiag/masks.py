@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from precdiag.dump import Dump, fingerprints
-from precdiag.nonfinite import INFINITE, NAN, Classes, Flow, value_of
+from precdiag.nonfinite import INFINITE, NAN, NEGATIVE, Classes, Flow, value_of
 from precdiag.operations import is_weight_slot
 from precdiag.rows import INPUT, OUTPUT
 
@@ -37,6 +37,8 @@ _SIGNED = frozenset(
     {"neg", "neg_", "negative", "__neg__", "mul", "mul_", "__mul__", "__rmul__", "__imul__", "sub", "sub_", "rsub"}
     | {"__sub__", "__rsub__", "__isub__", "div", "div_", "__truediv__", "true_divide"}
 )
+# Over a masked row it gives -inf at the masked places and finite values at the others, which is what is wanted.
+_KEEPERS = frozenset({"log_softmax", "LogSoftmax"})
 _LOGARITHMS = frozenset({"log", "log_", "log2", "log10"})
 
 
@@ -48,11 +50,12 @@ class Source:
     rows: list[int] = field(default_factory=list)
     turned_finite_by: int | None = None
     spread_by: int | None = None
+    outlived: bool = False
 
     @property
     def harmless(self) -> bool:
-        """Whether a call turned it finite and none spread it."""
-        return self.turned_finite_by is not None and self.spread_by is None
+        """Whether a call turned it finite (log_softmax: kept it), or all else is finite, and none spread it."""
+        return (self.turned_finite_by is not None or self.outlived) and self.spread_by is None
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def find_masks(dump: Dump, classes: Classes, flow: Flow) -> Masks:
 
     Rows are followed by their fingerprints in the order in which work began; what a call wrote in place, and a view
     that no hook saw, by its class. A source is harmless if some call took it in and gave out finite values, and none
-    mixed it into other elements.
+    mixed it into other elements; a fill that no dumped call takes in (a fused operation that no hook sees), if all else
+    in the dump is finite and gradients behind it are among that.
     """
     import numpy as np
 
@@ -78,6 +82,7 @@ def find_masks(dump: Dump, classes: Classes, flow: Flow) -> Masks:
     walk = _Walk(dump, found, flow)
     for row in infinite[np.argsort(order[infinite])].tolist():
         walk.visit(row)
+    _outlive(dump, found, walk.sources)
     harmless = np.zeros(len(found), dtype=bool)
     for source in walk.sources:
         if source.harmless:
@@ -87,8 +92,27 @@ def find_masks(dump: Dump, classes: Classes, flow: Flow) -> Masks:
 
 def describe(dump: Dump, source: Source, found: np.ndarray) -> str:
     """Say in one sentence why a harmless source is no fault."""
-    by = "a later call" if source.turned_finite_by is None else str(dump.calls["name"].iat[source.turned_finite_by])
-    return f"an intended {value_of(int(found[source.row]))} (a mask or fill): {by} turns it finite"
+    value = f"an intended {value_of(int(found[source.row]))} (a mask or fill)"
+    if source.turned_finite_by is None:
+        return f"{value}: no dumped call takes it in, and everything else is finite, the gradients behind it included"
+    call = dump.calls.iloc[source.turned_finite_by]
+    does = "keeps it at the masked places" if call["operation"] in _KEEPERS else "turns it finite"
+    return f"{value}: {call['name']} {does}"
+
+
+def _outlive(dump: Dump, found: np.ndarray, sources: list[Source]) -> None:
+    """Mark the fills that nothing takes in, where every infinity is accounted for and gradients come behind them."""
+
+    tensor, order = dump.rows["tensor"].to_numpy(), dump.rows["order"].to_numpy()
+    ours = [row for source in sources for row in (source.row, *source.rows)]
+    others = tensor & (found != 0)
+    others[ours] = False
+    backward = (dump.calls["phase"] == "backward").to_numpy()[dump.rows["call"].cat.codes.to_numpy()]
+    if others.any() or not backward.any():
+        return
+    last = int(order[backward].max())
+    for source in sources:
+        source.outlived = not tensor[source.row] and bool(order[[source.row, *source.rows]].max() < last)
 
 
 class _Walk:
@@ -127,12 +151,12 @@ class _Walk:
     def _enter(self, row: int, call: int) -> None:
         operation, out = self._operation[call], int(self._flow.outgoing[call])
         turns = out == 0 and bool(self._flow.returns[call])
-        turns |= bool(out & NAN) and operation in CONSUMERS
+        turns |= (bool(out & NAN) and operation in CONSUMERS) or (out == NEGATIVE and operation in _KEEPERS)
         spreads = out != 0 and not turns and operation in MIXERS
         source = self._by_print.get(int(self._prints[row]))
         if source is None and not spreads:  # by its class alone it is a mask only where it does no harm
             source = self._by_class.get(int(self._found[row]))
-        if source is None and self._forward[call] and not self._is_parameter(row, call):
+        if source is None and self._forward[call] and not self._is_parameter(row, call, turns):
             source = self._begin(row)
         if source is None:
             return
@@ -167,10 +191,11 @@ class _Walk:
         if self._prints[row]:
             self._by_print[int(self._prints[row])] = source
 
-    def _is_parameter(self, row: int, call: int) -> bool:
-        return is_weight_slot(str(self._operation[call]), str(self._dump.rows["slot"].iat[row])) or (
-            self._dump.level == "L1" and int(self._dump.rows["requires_grad"].iat[row]) == 1
-        )
+    def _is_parameter(self, row: int, call: int, turned_finite: bool) -> bool:
+        """A weight slot; at L1 also a leaf that needs a gradient, but for one that the call turns finite."""
+        leaf = self._dump.level == "L1" and int(self._dump.rows["requires_grad"].iat[row]) == 1
+        slot = str(self._dump.rows["slot"].iat[row])
+        return is_weight_slot(str(self._operation[call]), slot) or (leaf and not turned_finite)
 
     def _is_log_of_mask(self, row: int, call: int) -> bool:
         """The logarithm of a mask of zeros and ones is the mask to add."""

@@ -184,7 +184,8 @@ def _explain_output(dump: Dump, classes: Classes, row: int, value: str) -> tuple
     position = int(rows["call"].cat.codes.iat[row])
     call = dump.calls.iloc[position]
     operation, backward = str(call["operation"]), str(call["phase"]) != "forward"
-    lead = "the forward pass is finite and this is the first of the backward: " if backward else ""
+    whole = bool((dump.calls["phase"] == "forward").any())
+    lead = "the forward pass is finite and this is the first of the backward: " if backward and whole else ""
     if call["kind"] == "Distributed" and not backward:
         why = f"its own input is finite: {value} was received from another rank, or the reduction overflowed"
         return INPUT_KIND, why, "collect the other ranks of the group too and name the folder that holds all of them"

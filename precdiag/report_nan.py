@@ -9,11 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from precdiag.inspection import Event, Excluded, PartSurvey
 from precdiag.nonfinite import GENERATED, KILLED, PROPAGATED
 from precdiag.origin import Origin
 from precdiag.report import place_of, rendered
 from precdiag.report_blocks import labelled, section
-from precdiag.survey import FINITE, NON_FINITE, Event, Excluded, PartSurvey, Survey
+from precdiag.survey import FINITE, NON_FINITE, Survey
 
 # How many events, exclusions and parts the table lists; the JSON has --limit events and all of the others.
 EVENTS_SHOWN, EXCLUDED_SHOWN, PARTS_SHOWN = 6, 5, 12

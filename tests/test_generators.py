@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from precdiag.generators import BACKWARD, FORWARD, Generator, explain
+from precdiag.inspection import survey_part
 from precdiag.layout import open_run
 from precdiag.operands import Numbers
-from precdiag.survey import survey_part
 
 NAN, INF = float("nan"), float("inf")
 ones = torch.ones(3)

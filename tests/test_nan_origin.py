@@ -12,8 +12,9 @@ from handmade import Json, backward, forward, scalar, tensor, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from precdiag.inspection import PartSurvey, survey_part
 from precdiag.layout import open_run
-from precdiag.survey import PartSurvey, Survey, survey, survey_part
+from precdiag.survey import Survey, survey
 
 NAN, INF = float("nan"), float("inf")
 
@@ -48,6 +49,25 @@ def test_a_mask_that_is_never_turned_finite_is_the_origin(tmp_path: Path) -> Non
     part = part_of(tmp_path, FILL)
     assert named(part) == ("Tensor.masked_fill.0.forward.input.2", "argument", "-inf")
     assert part.origin is not None and "nothing dumped behind it turns it finite" in part.origin.why
+
+
+def test_a_fill_that_an_unseen_operation_takes_in_is_no_fault_once_the_gradients_are_finite(tmp_path: Path) -> None:
+    """A fused attention that no hook sees."""
+    behind = {"Torch.tanh.0.forward": forward([tensor(shape=(7,))], [tensor()])}
+    gradients = {"Torch.tanh.0.backward": backward([tensor()], [tensor()])}
+    part = part_of(tmp_path / "finite", FILL | behind | gradients)
+    assert named(part) is None and "the gradients behind it included" in part.excluded[0].why
+    gradients = {"Torch.tanh.0.backward": backward([tensor()], [bad()])}
+    part = part_of(tmp_path / "nan", FILL | behind | gradients)
+    assert named(part) == ("Tensor.masked_fill.0.forward.input.2", "argument", "-inf")
+
+
+def test_log_softmax_keeps_a_mask_in_its_place(tmp_path: Path) -> None:
+    kept = {"Functional.log_softmax.0.forward": forward([masked()], [masked(0.0)])}
+    part = part_of(tmp_path, FILL | kept | {"Tensor.sum.0.forward": forward([tensor(shape=(3,))], [tensor(shape=())])})
+    assert named(part) is None and "keeps it at the masked places" in part.excluded[0].why
+    part = part_of(tmp_path / "spread", FILL | kept | {"Tensor.sum.0.forward": forward([masked(0.0)], [masked(-INF)])})
+    assert named(part) == ("Tensor.masked_fill.0.forward.input.2", "argument", "-inf")
 
 
 @pytest.mark.parametrize("operation", ["Torch.maximum", "Tensor.max", "Tensor.__gt__", "NPU.npu_scaled_masked_softmax"])
@@ -103,7 +123,7 @@ def test_uninitialised_memory_is_no_fault_and_counted(tmp_path: Path) -> None:
     part = part_of(tmp_path, data)
     assert named(part) is None
     assert part.coverage.uninitialised == 2
-    assert any("uninitialised memory" in note for note in part.notes)
+    assert [(each.count, "uninitialised memory" in each.what) for each in part.tallies] == [(2, True)]
 
 
 def test_a_call_that_computes_with_uninitialised_memory_is_the_origin(tmp_path: Path) -> None:
@@ -218,7 +238,9 @@ def test_a_module_that_passes_on_what_its_child_generated_did_not_generate_it(tm
 def test_a_norm_that_overflows_is_no_infinity_in_the_data(tmp_path: Path) -> None:
     part = part_of(tmp_path, {"Torch.tanh.0.forward": forward([tensor()], [tensor() | {"Norm": INF, "Mean": INF}])})
     assert named(part) is None
-    assert any("Norm of 1 rows overflowed" in note for note in part.notes)
+    assert [(each.count, each.first, "Norm that overflowed" in each.what) for each in part.tallies] == [
+        (1, "Torch.tanh.0.forward.output.0", True)
+    ]
 
 
 def test_a_nan_mean_beside_finite_ends_is_a_nan(tmp_path: Path) -> None:
@@ -232,10 +254,12 @@ def test_values_at_the_limit_of_their_dtype_are_noted_but_for_fills(tmp_path: Pa
     full = {"Torch.matmul.0.forward": forward([tensor(**half)] * 2, [tensor(-2, 65504.0, **half)])}
     part = part_of(tmp_path / "matmul", full)
     assert named(part) is None
-    assert any("exactly at the limit" in note and "Torch.matmul.0.forward.output.0" in note for note in part.notes)
+    assert [(each.first, "exactly at the limit" in each.what) for each in part.tallies] == [
+        ("Torch.matmul.0.forward.output.0", True)
+    ]
     fill = {"Tensor.masked_fill.0.forward": forward([tensor(**half), scalar(-65504.0)], [tensor(-65504.0, 1, **half)])}
     passed = {"Torch.relu.0.forward": forward([tensor(-65504.0, 1, **half)], [tensor(-65504.0, 1, **half)])}
-    assert part_of(tmp_path / "fill", fill | passed).notes == ()
+    assert part_of(tmp_path / "fill", fill | passed).tallies == ()
 
 
 def test_rows_without_statistics_forbid_a_pass(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 from precdiag.parts import Selection
 from precdiag.survey import Survey, survey
 
-SCRIPT = Path(__file__).parent / "data" / "scripts" / "planted.py"
+SCRIPTS = Path(__file__).parent / "data" / "scripts"
+# How many uses of infinity masks.py holds, and those that hold none that is dumped.
+HEALTHY_USES, WITHOUT_INFINITY = 27, 3
 HEALTHY = None
 Expected = dict[str, tuple[str, str, str] | None]
 
@@ -114,7 +116,16 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collect:
         faults = list(globals()[model.upper()])
         launcher = TORCHRUN if model == "parallel" else ()
         words = [sys.executable, "-m", "precdiag", "collect", "--out", out, "--quiet", "--side", "candidate", *options]
-        words += ["--step", f"0-{len(faults) - 1}", "--", sys.executable, *launcher, SCRIPT, model, *faults]
+        words += [
+            "--step",
+            f"0-{len(faults) - 1}",
+            "--",
+            sys.executable,
+            *launcher,
+            SCRIPTS / "planted.py",
+            model,
+            *faults,
+        ]
         run = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, timeout=300)
         assert run.returncode == 0, run.stdout
         return out / "candidate" / "dump"
@@ -218,6 +229,7 @@ def test_what_was_turned_finite_again_is_listed(collected: Collect) -> None:
         ("generated", "Torch.log.0.forward.output.0"),
         ("killed", "Torch.nan_to_num.0.forward.input.0"),
     ]
+    assert any("Torch.nan_to_num.0.forward turns it finite again" in note for note in found.notes)
 
 
 def test_the_collections_own_log_is_read_where_no_step_is_chosen(collected: Collect) -> None:
@@ -230,3 +242,14 @@ def test_the_collections_own_log_is_read_where_no_step_is_chosen(collected: Coll
     assert any("the dump holds no NaN but the loss does: loss is nan at step 3" in note for note in clean.notes)
     assert any("--step iter:3" in note for note in clean.notes)
     assert survey(dump.parent, Selection(steps=(0,))).exit_code == 0
+
+
+def test_healthy_uses_of_infinity_raise_no_alarm(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "precdiag", "collect", "--out", tmp_path / "run", "--quiet", "--side", "candidate"]
+    words += ["--step", f"0-{HEALTHY_USES - 1}", "--", sys.executable, SCRIPTS / "masks.py"]
+    run = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, timeout=300)
+    assert run.returncode == 0, run.stdout
+    found = survey(tmp_path / "run" / "candidate")
+    assert {part.part.step: part.origin.row.name for part in found.parts if part.origin is not None} == {}
+    assert len(found.parts) == HEALTHY_USES
+    assert sum(bool(part.excluded) for part in found.parts) == HEALTHY_USES - WITHOUT_INFINITY
