@@ -137,7 +137,7 @@ def _concluded(path: Path, limit: int, parts: tuple[PartSurvey, ...], loss: Loss
 
 def _kept_inside(parts: tuple[PartSurvey, ...], origin: Origin | None) -> list[str]:
     """Say where what was generated goes nowhere: every call that took it in gave out finite values."""
-    here = next((part for part in parts if part.origin is not None and part.origin is origin), None)
+    here = next((part for part in parts if origin and part.origin and part.origin.row == origin.row), None)
     if here is None or here.counts.get(PROPAGATED) or not here.counts.get(KILLED):
         return []
     by = next(event.row.call for event in here.events if event.what == KILLED)
