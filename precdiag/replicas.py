@@ -294,14 +294,15 @@ def _named(causes: Sequence[Cause], dispute: _Dispute) -> Cause:
     what = "this parameter" if causes[0].row.kind == "parameter" else "what the collective returned"
     if dispute.is_settled:
         agreeing = dispute.classes[0]
-        why = f"{_ranks(causes)} disagrees on {what} with rank {listed_numbers(agreeing)}, which agree with each other"
+        wrong = _ranks([cause.row.rank for cause in causes])
+        why = f"outvoted on {what}: {wrong} against {_ranks(agreeing)}, which agree with each other"
         return replace(causes[0], why=why, also=tuple(cause.row for cause in causes[1:]))
-    sides = " against ".join(f"rank {listed_numbers(ranks)}" for ranks in dispute.classes)
+    sides = " against ".join(map(_ranks, dispute.classes))
     why = f"the ranks disagree on {what}, {sides}: without a majority the dump cannot say which of them is wrong"
     everyone = (replace(causes[0].row, rank=rank) for ranks in dispute.classes for rank in ranks)
     row = replace(causes[0].row, rank=None)
     return replace(causes[0], row=row, why=why, next_step=_UNDECIDED_NEXT, also=tuple(everyone))
 
 
-def _ranks(causes: Sequence[Cause]) -> str:
-    return f"rank {listed_numbers(cause.row.rank for cause in causes)}"
+def _ranks(ranks: Sequence[int | None]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed_numbers(ranks)}"

@@ -56,7 +56,7 @@ def test_the_rank_that_the_majority_contradicts_is_named(tmp_path: Path, wrong: 
     assert (result.cause.row.rank, result.cause.row.name, result.cause.row.kind) == (wrong, WEIGHT, "parameter")
     assert result.cause.row.module == "net.fc"
     others = {0: "1-3", 2: "0-1,3"}[wrong]
-    assert f"rank {wrong} disagrees on this parameter with rank {others}" in result.cause.why
+    assert f"outvoted on this parameter: rank {wrong} against ranks {others}, which agree" in result.cause.why
     assert result.cause.row.metrics is not None
     assert (result.cause.row.metrics["baseline"], result.cause.row.metrics["candidate"]) == (2.0, 1.0)
 
@@ -79,7 +79,7 @@ def test_two_ranks_that_differ_cannot_say_which_is_wrong(tmp_path: Path) -> None
 def test_a_tie_of_two_against_two_names_nobody(tmp_path: Path) -> None:
     result = run(tmp_path, *(rank_data(number, weight=A if number % 2 else B) for number in range(4)))
     assert result.cause is not None and result.cause.row.rank is None
-    assert "rank 0,2 against rank 1,3" in result.cause.why
+    assert "ranks 0,2 against ranks 1,3" in result.cause.why
 
 
 def test_a_collective_that_gave_one_rank_something_else_is_named(tmp_path: Path) -> None:
