@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ BATCH = "batch_isend_irecv"
 _PEER = ("input.1", "input.dst", "input.src")
 _GROUP_PEER = ("input.group_dst", "input.group_src")
 _TAG = ("input.3", "input.tag")
+_DATA_PARALLEL = re.compile(r"torch[/\\]nn[/\\]parallel[/\\]distributed\.py")
+_OPTIMIZER = re.compile(r"torch[/\\]optim[/\\]")
 _P2POP = re.compile(r"(input(?:\.0)?\.\d+)\.op\Z|(input\.p2p_op_list\.\d+)\.op\Z")
 
 
@@ -79,6 +81,42 @@ def communications_of(dump: Dump, line: np.ndarray) -> tuple[Communication, ...]
             dump.part.rank, str(calls["name"].iat[call]), str(calls["operation"].iat[call]), call_entries
         )
     )
+
+
+def gradient_reduction(dump: Dump, line: np.ndarray) -> Communication | None:
+    """Return the averaging of gradients by DistributedDataParallel, which no hook sees, None where there is none.
+
+    Its reducer works while the backward pass goes on, and what it gave is in the gradients that the optimizer takes in.
+    Told by the frames of the stacks: DistributedDataParallel's forward, and torch.optim's step behind the last backward
+    call. `line` as for communications_of.
+    """
+    import numpy as np
+
+    calls, rank = dump.calls, dump.part.rank
+    phase = calls["phase"].to_numpy()
+    backward = np.flatnonzero(phase != "forward")
+    if rank is None or not len(backward):
+        return None
+    before = np.flatnonzero(phase[: backward[0]] == "forward")
+    if not _passes(dump, before, _DATA_PARALLEL):
+        return None
+    behind = np.arange(backward[-1] + 1, len(calls))
+    optimizer = next((at for at in behind.tolist() if _optimizes(dump, at)), None)
+    if optimizer is None:
+        return None
+    call = dump.rows["call"].cat.codes.to_numpy()
+    gives = int(line[np.isin(call, backward)].max(initial=0))
+    return Communication(
+        rank, str(calls["name"].iat[optimizer]), "", None, "gradients", gives, int(line[call == optimizer].min())
+    )
+
+
+def _optimizes(dump: Dump, at: int) -> bool:
+    return dump.calls["scope"].iat[at] in ("optimizer", "clip_grad") or _passes(dump, [at], _OPTIMIZER)
+
+
+def _passes(dump: Dump, calls: Iterable[int], file: re.Pattern[str]) -> bool:
+    return any(file.search(frame) for at in calls for frame in dump.stack(str(dump.calls["name"].iat[at])))
 
 
 @dataclass(frozen=True, slots=True)

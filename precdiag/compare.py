@@ -332,7 +332,7 @@ def summary(
         candidate=judged.candidate.part,
         coverage=_coverage(state, judged.pairing.filtered),
         cause=cause,
-        communications=communications_in(judged),
+        communications=communications_in(judged, differs=cause is not None),
         first_outside=row_of(judged, int(outside[0])) if policy.mode == "band" and len(outside) else None,
         hidden=_rows(judged, hidden[:limit]),
         hidden_count=len(hidden),

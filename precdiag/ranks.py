@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping
 
-from precdiag.communication import Communication, communications_of, members_of
+from precdiag.communication import Communication, communications_of, gradient_reduction, members_of
 from precdiag.judge import Judged
 
 # A channel and the number within it: what the same collective, or the two ends of one message, have in common.
@@ -28,14 +28,19 @@ def earliest(
     return tuple(key for key in differences if all(key in before[other] for other in before[key]))
 
 
-def communications_in(judged: Judged) -> tuple[Communication, ...]:
-    """Return the baseline's communication, placed by the lines of a comparison."""
+def communications_in(judged: Judged, *, differs: bool = True) -> tuple[Communication, ...]:
+    """Return the baseline's communication, placed by the lines of a comparison.
+
+    `differs`: the rank has a difference to hand on; only then the averaging of gradients is looked for in its stacks.
+    """
     import numpy as np
 
     at = judged.rows["baseline"].to_numpy()
     line = np.empty(len(judged.baseline.rows), dtype=np.int64)
     line[at[at >= 0]] = np.flatnonzero(at >= 0)
-    return communications_of(judged.baseline, line)
+    reduction = gradient_reduction(judged.baseline, line) if differs else None
+    found = (*communications_of(judged.baseline, line), *([reduction] if reduction else []))
+    return tuple(sorted(found, key=lambda each: each.gives if each.gives is not None else each.takes or 0))
 
 
 def preceding(

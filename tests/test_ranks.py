@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from handmade import Json, forward, scalar, tensor, write
 
-from precdiag.communication import Communication, communications_of
+from precdiag.communication import Communication, communications_of, gradient_reduction
+from precdiag.compare import compare
 from precdiag.dump import read_dump
-from precdiag.layout import Part
+from precdiag.judge import Policy
+from precdiag.layout import Part, open_run
+from precdiag.parts import Selection
 from precdiag.ranks import earliest, preceding
 from precdiag.uninitialised import uninitialised
 
@@ -165,3 +171,28 @@ def test_a_batch_is_its_messages_and_what_is_not_received_yet_proves_nothing(tmp
     dump = read_dump(Part(tmp_path, rank=1))
     marked = np.flatnonzero(uninitialised(dump)).tolist()
     assert [str(dump.rows["slot"].iat[at]) for at in marked] == ["input.0.1.tensor", "output.0.1.tensor"]
+
+
+# -- what no hook sees
+
+
+def test_gradients_that_ddp_averaged_are_inherited(real: Callable[[str], Path], tmp_path: Path) -> None:
+    """The same runs without the all_reduce of their loss: nothing dumped binds the two ranks."""
+    shutil.copytree(real("ddp"), tmp_path / "ddp")
+    for path in tmp_path.rglob("dump.json"):
+        document = json.loads(path.read_text())
+        del document["data"]["Distributed.all_reduce.0.forward"]
+        path.write_text(json.dumps(document))
+    result = compare(tmp_path / "ddp/A", tmp_path / "ddp/C", Policy(), Selection(steps=(0,)))
+    first = {part.place.rank: part.cause.row for part in result.parts if part.cause is not None}
+    assert first[0].name == "Tensor.add_.0.forward.input.1"
+    assert result.cause is not None
+    assert (result.cause.row.rank, result.cause.row.kind, result.cause.also) == (1, "parameter", ())
+
+
+def test_without_data_parallelism_an_optimizer_binds_nobody(real: Callable[[str], Path]) -> None:
+    dump = read_dump(open_run(real("exchange4") / "baseline").parts[0])
+    assert gradient_reduction(dump, dump.rows["order"].to_numpy()) is None
+    wrapped = read_dump(open_run(real("ddp") / "A").parts[0])
+    found = gradient_reduction(wrapped, wrapped.rows["order"].to_numpy())
+    assert found is not None and found.call == "Tensor.add_.0.forward"
