@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -36,12 +37,16 @@ class StageError(PrecdiagError):
 
 @dataclass(frozen=True)
 class Stage:
-    """One collection: its name (also its folder's), what it asks for, why, and of which sides (None: every one)."""
+    """One collection: its name (also its folder's), what it asks for, why, and of which sides (None: every one).
+
+    `words` are added to every side's command.
+    """
 
     name: str
     request: Request
     why: str
     sides: tuple[SideName, ...] | None = None
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,12 +88,14 @@ class Stages:
         return collected(place)
 
     def _run(self, stage: Stage, place: Path, missing: list[SideName]) -> None:
-        here = {side: self.plan.commands[side] for side in missing if side in self.plan.commands}
+        commands = {side: _longer(command, stage.words) for side, command in self.plan.commands.items()}
+        here = {side: commands[side] for side in missing if side in commands}
         resume = f"precdiag localize --continue {self.folder}"
         request = replace(stage.request, max_bytes=self._bytes_left(resume))
         if here:
             _say(f"{stage.name}: {stage.why}")
-            _say("  " + collect_command(request, str(place), here, configured=True) + f"  ({', '.join(here)})")
+            command = collect_command(request, str(place), here, configured=not stage.words)
+            _say(f"  {command}  ({', '.join(here)})")
         self._write("begun", stage)
         for side in here:
             if self.parallel and side != next(iter(here)):
@@ -176,6 +183,13 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
         "base": base,
         "cross_device": plan.cross_device,
     }
+
+
+def _longer(command: SideCommand, words: tuple[str, ...]) -> SideCommand:
+    """Add words to a command; one that a shell runs gets them at the end of its text."""
+    if command.words[:2] == ("/bin/sh", "-c") and words:
+        return replace(command, words=(*command.words[:2], f"{command.words[2]} {shlex.join(words)}"))
+    return replace(command, words=(*command.words, *words))
 
 
 def _complete(folder: Path, request: Request) -> bool:

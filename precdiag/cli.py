@@ -331,6 +331,9 @@ def localize(
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where --run collects. [default: precdiag-localize]")
     ] = None,
+    float32: Annotated[
+        str | None, typer.Option(metavar='"ARGS"', help="With --run: what both commands take to run in float32.")
+    ] = None,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="End the search after this long.")] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Most bytes that the whole search may leave.")] = None,
     plot: Annotated[
@@ -361,6 +364,7 @@ def localize(
         "step_offset": step_offset,
         "cross_device": cross_device,
         "out": out,
+        "float32": float32,
         "timeout": timeout,
         "max_bytes": max_bytes,
         "format": output_format,

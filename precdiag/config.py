@@ -264,6 +264,7 @@ class LocalizeSettings(Thresholds):
     step_offset: int | None = None
     cross_device: bool | None = None
     out: Text = "precdiag-localize"
+    float32: Text | None = None
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_bytes: Annotated[int, Field(gt=0)] | None = None
     format: Literal["table", "json"] = "table"

@@ -23,6 +23,8 @@ from precdiag.survey import Survey, survey
 
 Progress = Callable[[str, int, int], None]
 
+FLOAT32_ROUNDOFF = 2.0**-24
+
 CARRIED_IN = frozenset({"parameter", "update", "gap"})
 """Kinds of cause that an earlier step may have left, where the step just before was not compared."""
 
@@ -164,10 +166,9 @@ def _culprit(comparison: Comparison, cross_device: bool | None) -> tuple[Culprit
         return of_cause(cause), []
     if rounding is not None and rounding.beyond is not None:
         return of_beyond(rounding.beyond), [f"before it only rounding: the first difference is {cause.row.name}"]
-    return None, [
-        f"the dumps differ from {cause.row.name} on by no more than rounding at this dtype: smaller faults cannot be "
-        "seen, repeat the step in float32"
-    ]
+    told = f"the dumps differ from {cause.row.name} on by no more than rounding: smaller faults cannot be seen"
+    coarse = rounding is not None and rounding.u > FLOAT32_ROUNDOFF
+    return None, [f"{told}, repeat the step in float32" if coarse else told]
 
 
 def _is_carried(culprit: Culprit | None, clean: Sequence[int]) -> bool:

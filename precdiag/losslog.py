@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from precdiag import tfevents
-from precdiag.curves import EVENT, Gatherer, LossLog, ProgressBars
+from precdiag.curves import Gatherer, LossLog, ProgressBars, find_event
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.logformats import (
     DEEPSPEED,
@@ -111,7 +111,7 @@ def _read_lines(log: LogFile, formats: list[LineFormat]) -> tuple[Gatherer, str 
                 gatherers[row.name].add(record, text, rank[1] if rank else None)
             if gatherers[row.name].rows == ROWS_TO_BE_SURE and row is not DEEPSPEED:
                 formats, gatherers = [row], {row.name: gatherers[row.name]}
-        elif event := EVENT.search(text):
+        elif event := find_event(text):
             for each in gatherers.values():
                 each.add_event(event)
     name = max(gatherers, key=lambda each: gatherers[each].rows)

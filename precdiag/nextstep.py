@@ -14,7 +14,7 @@ from precdiag.config import CollectSettings
 from precdiag.cost import Cost, estimate
 from precdiag.culprit import Seen
 from precdiag.errors import UnreadableError, UsageError
-from precdiag.evidence import BYTES
+from precdiag.evidence import BYTES, CHECKSUM
 from precdiag.layout import open_run
 from precdiag.localize import Curves, Localization
 from precdiag.session import Request, request_of
@@ -110,9 +110,16 @@ def _request(found: Localization, base: Request) -> Request | None:
             return replace(coarsest(found.sides, base), steps=(0, *spread(0, seen.culprit.row.step)), iterations=())
         told = seen.culprit.by == "nan" or seen.culprit.row.evidence >= BYTES
         return None if told else tensors_around(seen, base)
-    if not found.curves.dump_steps:
+    if not found.curves.dump_steps or not _asks_for_more(seen, found.sides):
         return None
     return at_window(coarsest(found.sides, base), found.curves)
+
+
+def _asks_for_more(seen: Seen, sides: Sides) -> bool:
+    """Whether steps are still to be dumped, or are there with statistics alone, which on one device prove little."""
+    if seen.missing or seen.comparison is None:
+        return True
+    return sides.cross_device is False and seen.comparison.evidence < CHECKSUM
 
 
 def at_window(request: Request, curves: Curves) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +78,7 @@ class Search:
     progress: Progress = lambda label, done, total: None
     curves: Curves | None = None
     seen: Seen = field(default_factory=Seen)
+    words: tuple[str, ...] = ()
 
     def run(self) -> Localization:
         """Go on until one call is named or a stage stops; what was found so far is concluded either way."""
@@ -85,6 +87,7 @@ class Search:
         try:
             self._look_at_curves()
             self._find_step()
+            self._repeat_in_float32()
             self._refine()
         except StageError as stopped:
             if self.curves is None:
@@ -139,6 +142,19 @@ class Search:
         request = replace(self._coarsest(), steps=steps, iterations=())
         self._see(Stage("step", request, f"the first step that differs is {high}: every call of it and the one before"))
 
+    def _repeat_in_float32(self) -> None:
+        """Where two devices differ by no more than rounding, look again at the same steps with finer rounding."""
+        comparison = self.seen.comparison
+        if self.seen.culprit is not None or comparison is None or comparison.cause is None:
+            return
+        if self.settings.float32 is None or self.sides.cross_device is not True:
+            return
+        self.words = tuple(shlex.split(self.settings.float32))
+        request = replace(self._coarsest(), steps=dumped_steps(self.sides), iterations=())
+        before = self.seen
+        self._see(Stage("float32", request, "nothing beyond rounding: the same steps in float32"))
+        self.seen = replace(self.seen, notes=(*before.notes, f"run with {self.settings.float32}", *self.seen.notes))
+
     def _refine(self) -> None:
         """Go into the module where only modules were seen, then to the tensors of the calls around the culprit."""
         culprit = self.seen.culprit
@@ -167,7 +183,7 @@ class Search:
 
     def _collect(self, stage: Stage) -> None:
         """Run a stage and let its dumps stand for the sides; the logs that were judged stay the ones before it."""
-        found = self.stages.collected(stage)
+        found = self.stages.collected(replace(stage, words=self.words))
         baseline = found.get("baseline")
         cross = self.stages.plan.cross_device
         if cross is None and baseline is not None and baseline.device and found["candidate"].device:

@@ -84,6 +84,24 @@ def test_an_unfinished_last_line_gives_no_half_number(tmp_path: Path) -> None:
     assert list(points(found)) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 4, reducing to 2", "overflow"),
+        ("Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0", "overflow"),
+        ("Current loss scale already at minimum - cannot decrease scale anymore.", "minimum"),
+        ("rank 3: found NaN in local grad norm", "message"),
+        ("Function 'MulBackward0' returned nan values in its 0th output.", "message"),
+        ("Loss is nan, stopping training", "message"),
+        ("Loss is information", None),
+        ("buffer overflow in a tokenizer", None),
+    ],
+)
+def test_what_frameworks_say_of_an_overflow_is_an_event(tmp_path: Path, line: str, kind: str | None) -> None:
+    events = read(tmp_path, megatron(range(1, 5)) + line + "\n").events
+    assert [(each.kind, each.after) for each in events] == ([] if kind is None else [(kind, 4)])
+
+
 # -- formats
 
 

@@ -49,7 +49,7 @@ def two(fault: str) -> CollectSettings:
 def asked(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What was asked for of the small transformer's runs, which are replayed."""
     requests: Asked = []
-    monkeypatch.setattr(campaign, "collect", replaying(lambda side: trained / side.words[-1], requests))
+    monkeypatch.setattr(campaign, "collect", replaying(lambda side: trained / side.words[2], requests))
     return requests
 
 
@@ -116,12 +116,33 @@ def test_one_side_alone_leads_to_its_nan(tmp_path: Path, asked: Asked) -> None:
 
 
 def test_two_devices_are_searched_from_modules_down(tmp_path: Path, asked: Asked) -> None:
-    found = search(Given(), settings(tmp_path / "s", cross_device=True), two("batch"), quiet)
-    assert (asked[0][0].level, asked[0][0].summary) == ("L0", "statistics")
-    assert found.sides.cross_device is True
-    assert found.seen.culprit is None or found.seen.culprit.by == "beyond rounding"
-    inner = [request for request, _ in asked if request.level == "mix" and request.task == "statistics"]
-    assert all(len(request.list) == 1 for request in inner)
+    found = search(Given(), settings(tmp_path / "s", cross_device=True), two("other:scale"), quiet)
+    assert [(request.level, request.task, request.list) for request, _ in asked[:2]] == [
+        ("L0", "statistics", ()),
+        ("mix", "statistics", ("Module.blocks.1.up.Linear.forward.0",)),
+    ]
+    assert found.seen.culprit is not None and found.seen.culprit.by == "beyond rounding"
+    assert (found.seen.culprit.row.module, found.seen.culprit.kind) == ("blocks.1.up", "parameter")
+    assert (found.verdict, found.step) == ("diverged", 1)
+    assert asked[-1][0].task == "tensor" and asked[-1][0].steps == (0,)
+
+
+def test_a_healthy_port_to_another_device_is_healthy_and_float32_is_tried_where_it_is_known(
+    tmp_path: Path, asked: Asked, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = search(Given(), settings(tmp_path / "s", cross_device=True), two("other:none"), quiet)
+    assert (found.verdict, found.seen.culprit, len(asked)) == ("healthy", None, 1)
+    assert any("by no more than rounding" in note for note in found.notes)
+    ran: list[tuple[str, ...]] = []
+
+    def source(side: SideCommand) -> Path:
+        ran.append(side.words[3:])
+        return trained / side.words[2]
+
+    monkeypatch.setattr(campaign, "collect", replaying(source, asked))
+    finer = settings(tmp_path / "t", cross_device=True, float32="--dtype float32")
+    search(Given(), finer, two("other:none"), quiet)
+    assert ran == [(), (), ("--dtype", "float32"), ("--dtype", "float32")]
 
 
 def test_a_side_that_cannot_be_launched_here_is_waited_for(trained: Path, tmp_path: Path, asked: Asked) -> None:

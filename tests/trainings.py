@@ -15,6 +15,7 @@ from precdiag.session import Request
 
 SCRIPT = Path(__file__).parent / "data" / "scripts" / "transformer.py"
 FAULTS = ("activation", "weight", "batch", "backward", "rate", "optimizer")
+OTHER = ("other:none", "other:scale")
 STEPS = 8
 
 
@@ -23,7 +24,7 @@ def command(fault: str) -> SideCommand:
 
 
 def collect_all(factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with one side a fault (and `none`): every step, checksums of every call."""
+    """Return a folder with one side a run (`none`, each fault, OTHER): every step, checksums of every call."""
     base = factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trainings"
     shared.mkdir(exist_ok=True)
@@ -45,7 +46,7 @@ def pair(shared: Path, fault: str, folder: Path) -> Path:
 
 def _collect(shared: Path) -> None:
     request = Request(steps=tuple(range(STEPS)), level="mix", summary="md5")
-    names = ("none", *FAULTS)
+    names = ("none", *FAULTS, *OTHER)
     for one, other in zip(names[::2], [*names[1::2], None], strict=True):
         sides = {"baseline": command(one)} | ({"candidate": command(other)} if other else {})
         folder = shared / f"pair-{one}"

@@ -1,6 +1,8 @@
 """Train a small transformer for a few steps, with one fault planted: it knows nothing of precdiag.
 
-    python transformer.py [FAULT]
+    python transformer.py [FAULT | other:FAULT]
+
+`other:` computes as another device would: every linear layer rounds once, from float64.
 
 Prints a JSON line a step, as a training does: step (from 1), loss, grad_norm, lr.
 """
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-FAULT = sys.argv[1] if len(sys.argv) > 1 else "none"
+DEVICE, _, FAULT = (sys.argv[1] if len(sys.argv) > 1 else "none").rpartition(":")
 STEPS, AT = 8, 6  # the optimizer's and the backward's fault come at this step, counted from 1
 WIDTH, HEADS, WORDS, LENGTH = 16, 2, 32, 8
 
@@ -71,6 +73,11 @@ def train():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Model()
+    if DEVICE == "other":
+        nn.Linear.forward = lambda self, x: (x.double() @ self.weight.double().T + self.bias.double()).float()
+    if FAULT == "scale":
+        with torch.no_grad():
+            model.blocks[1].up.weight.mul_(1.01)
     if FAULT == "weight":
         with torch.no_grad():
             weight = model.blocks[1].up.weight
