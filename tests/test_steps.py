@@ -77,7 +77,8 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SideResult]:
 def runs(folder: Path) -> dict[str, Run]:
     foreign = shape("own_debugger", env={"TEST_OUT": str(folder / "theirs")})
     ranks = shape("forked_ranks", env={"TEST_STORE": str(folder / "store")}, steps=(0, 2), ranks=(1,))
-    return {**RUNS, "foreign": foreign, "ranks": ranks}
+    sharded = shape("sharded", env={"TEST_STORE": str(folder / "sharded-store")}, steps=(0, 1, 2))
+    return {**RUNS, "foreign": foreign, "ranks": ranks, "sharded": sharded}
 
 
 @pytest.mark.parametrize(("name", "counts"), [(name, counts) for name, _, counts in STEPS])
@@ -99,6 +100,14 @@ def test_a_compiled_model_is_collected_as_far_as_msprobe_sees_and_that_is_said(s
     assert side.verified, side.proof.reason
     assert calls(side, 0) == calls(side, 2)
     assert any(note.startswith("the model is compiled") for note in side.proof.notes)
+
+
+def test_a_sharded_model_is_collected_and_what_a_parameter_is_there_is_said(sides: dict[str, SideResult]) -> None:
+    side = sides["sharded"]
+    assert side.verified, side.proof.reason or (side.folder / "log.txt").read_text()
+    assert calls(side, 0) == calls(side, 2)
+    assert any("sharded (FSDP)" in note for note in side.proof.notes)
+    assert not [each for each in side.proof.receipts[0]["steps"][0]["parameters"].values() if "unknown" in each]
 
 
 def test_step_at_says_what_ends_a_step(sides: dict[str, SideResult]) -> None:

@@ -194,7 +194,7 @@ class Recorder:
         kinds = {type(module).__name__ for model in models for module in model.modules()}
         if "OptimizedModule" in kinds:
             self.receipt.note("the model is compiled: calls inside compiled code are recorded only where it breaks")
-        if "FullyShardedDataParallel" in kinds:
+        if any(kind.startswith(("FSDP", "FullySharded")) for kind in kinds):
             self.receipt.note("the model is sharded (FSDP): msprobe records each rank's own part of a parameter")
 
     def _inside(self, root):

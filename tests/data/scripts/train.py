@@ -322,6 +322,21 @@ def own_debugger(steps):
         optimizer.zero_grad()
 
 
+def sharded(steps):
+    """One rank, its parameters sharded by FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+
+    store = torch.distributed.FileStore(os.environ["TEST_STORE"], 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = fully_shard(small(), mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(batch()).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
+
+
 def forked_ranks(steps):
     """Two ranks that this process forks; TEST_STORE is where they meet."""
     children = []
