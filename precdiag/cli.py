@@ -17,6 +17,7 @@ from precdiag.errors import EXIT_CANNOT_LOOK, PrecdiagError, UsageError
 if TYPE_CHECKING:
     from precdiag.compare import Comparison
     from precdiag.config import CompareSettings
+    from precdiag.session import Request
 
 # 128 + SIGINT, as shells report a program that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
@@ -427,6 +428,21 @@ def collect(
     force: Annotated[bool, typer.Option(help="Replace a collection that is there.")] = False,
     check_determinism: Annotated[bool, typer.Option(help="Run the first side twice and compare.")] = False,
     check_observer: Annotated[bool, typer.Option(help="Run the first side without the hook too.")] = False,
+    node: Annotated[
+        int | None, typer.Option(help="One of several nodes that write into one DIR. [default: $GROUP_RANK]")
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="What the nodes of one run share. [default: the scheduler's job]")
+    ] = None,
+    prepare: Annotated[
+        Path | None, typer.Option(metavar="KIT", help="Run nothing: write the hook and its settings into KIT.")
+    ] = None,
+    print_env: Annotated[
+        bool, typer.Option("--print-env", help="Run nothing: print the two variables that put the hook in.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run nothing: judge what came back; the arguments are its folders.")
+    ] = False,
     output_format: Format = None,
     config: ConfigFile = None,
     show_config: ShowConfig = False,
@@ -437,7 +453,7 @@ def collect(
     125 when it exited 0 but the evidence is not whole; 126 or 127 when it could not be run.
     """
     from precdiag.collect import collect as run
-    from precdiag.collect import side_commands
+    from precdiag.collect import node_of, side_commands
     from precdiag.collection import document
     from precdiag.config import CollectSettings, load
     from precdiag.report import config_text, json_text, show
@@ -469,30 +485,67 @@ def collect(
     if show_config:
         show(config_text(loaded.rows))
         return
-    settings = loaded.settings
-    collection = run(
-        Path(settings.out),
-        request_of(settings),
-        side_commands(settings, side, command or []),
-        force=force,
-        parallel=settings.parallel,
-        quiet=settings.quiet,
-        timeout=settings.timeout,
-        repeat=check_determinism,
-        observe=check_observer,
-    )
+    settings, request = loaded.settings, request_of(loaded.settings)
+    if prepare is not None or print_env:
+        show(_hook_elsewhere(prepare, Path(settings.out) / side, request, side, force=force))
+        return
+    if verify:
+        from precdiag.verify import verify as judge
+
+        if misplaced := next((word for word in command or [] if word.startswith("-")), None):
+            raise UsageError(f"{misplaced} stands behind a folder", hint="options go before the folders")
+        collection = judge([Path(folder) for folder in command or [settings.out]], Path(settings.out))
+    else:
+        collection = run(
+            Path(settings.out),
+            request,
+            side_commands(settings, side, command or []),
+            force=force,
+            parallel=settings.parallel,
+            quiet=settings.quiet,
+            timeout=settings.timeout,
+            repeat=check_determinism,
+            observe=check_observer,
+            node=node_of(node, run_id, os.environ),
+        )
     show(json_text(document(collection)) if settings.format == "json" else collection_text(collection))
     raise typer.Exit(collection.status)
+
+
+def _hook_elsewhere(kit: Path | None, folder: Path, request: Request, side: str, *, force: bool) -> str:
+    """Prepare a kit and return how to use it, or a session in `folder` and return its two variables."""
+    from precdiag.kit import begin, prepare, usage
+
+    try:
+        if kit is None:
+            return begin(folder, request, side, os.environ, force=force)
+        prepare(kit, request, side, force=force)
+    except OSError as error:
+        raise PrecdiagError(f"cannot write to {kit or folder}: {error.strerror}", exit_code=125) from error
+    return usage(kit.absolute())
 
 
 @app.command()
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Where a collection would go.")] = Path(),
+    kit: Annotated[
+        Path | None, typer.Option(metavar="KIT", help="Say what the hook of this kit finds, by the kit's own script.")
+    ] = None,
+    python: Annotated[
+        str, typer.Option(metavar="PYTHON", help="The interpreter that trains, for --kit.")
+    ] = sys.executable,
 ) -> None:
     """Check torch, torch_npu, CANN, msprobe, the disk and the path. Exits 1 when one of them fails."""
-    from precdiag.doctor import examine
     from precdiag.report import show
     from precdiag.report_collect import doctor_text
+
+    if kit is not None:
+        from precdiag.kit import examine_kit
+
+        text, status = examine_kit(kit, python)
+        show(text)
+        raise typer.Exit(status)
+    from precdiag.doctor import examine
 
     checks = examine(folder)
     show(doctor_text(checks))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,21 +26,33 @@ from precdiag.collection import (
     SideResult,
     conclude,
     document,
-    link_foreign_dump,
+    settle,
 )
 from precdiag.config import CollectSettings
 from precdiag.environment import DETERMINISTIC_VARIABLES
 from precdiag.errors import PrecdiagError, UsageError
 from precdiag.launch import Command, Ended, check_command, run_all, split_command
-from precdiag.receipts import progress_lines, prove
+from precdiag.proof import prove
+from precdiag.receipts import progress_lines
 from precdiag.rerun import check_determinism, check_observer
-from precdiag.session import SETTINGS, Request, check_path, hook_environment, write_json, write_session
+from precdiag.session import SETTINGS, Request, check_path, hook_environment, request_in, write_json, write_session
 
 # Room that a collection is refused below: one step of statistics of a large model.
 LEAST_FREE_BYTES = 64 * 2**20
 
+# Where a scheduler gives one job's processes the same id, in this order.
+RUN_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+
 # How often receipts are looked at for the live report.
 PROGRESS_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Node:
+    """One of several launchers that write into one collection; `run` is the id that they share."""
+
+    number: int
+    run: str
 
 
 def collect(
@@ -52,27 +66,31 @@ def collect(
     timeout: float | None = None,
     repeat: bool = False,
     observe: bool = False,
+    node: Node | None = None,
 ) -> Collection:
     """Collect the sides in `commands` into `folder`, prove them, and write collection.json.
 
-    `repeat` runs the first side twice, `observe` once without the hook (rerun.py).
+    `repeat` runs the first side twice, `observe` once without the hook (rerun.py). With `node`, this is one of several
+    launchers that write into `folder`: only what this one started is judged, and verify() judges the whole.
 
     Raises UsageError for a path that msprobe refuses or a folder in use, PrecdiagError with status 126 or 127 for a
     command that cannot run and with 125 for a folder or disk that cannot be written.
     """
     folder = folder.absolute()
-    identity = uuid4().hex
-    prepared = _prepare(folder, request, commands, identity, force=force)
+    identity = node.run if node else uuid4().hex
+    prepared = _prepare(folder, request, commands, identity, force=force, node=node)
     report = _Progress([folder / side for side in commands])
     runner = _Runner(echo=not quiet, timeout=timeout, progress=report)
     ended = runner.run(prepared, parallel=parallel)
     report(last=True)
     results = tuple(
-        SideResult(side, folder / side, commands[side], end, prove(folder / side))
-        for side, end in zip(commands, ended, strict=False)
+        SideResult(side, folder / side, commands[side], end, prove(folder / side, started.marker if node else None))
+        for (side, started), end in zip(zip(commands, prepared, strict=True), ended, strict=False)
     )
+    if node is not None:
+        return _of_node(folder, request, results, node)
     for side in results:
-        link_foreign_dump(side)
+        settle(side)
     checks: list[CheckResult] = []
     first = results[0]
     if first.verified and not any(end.why for end in ended):
@@ -82,6 +100,21 @@ def collect(
     collection = conclude(folder, request, results, tuple(checks))
     write_json(folder / COLLECTION, document(collection))
     return collection
+
+
+def node_of(number: int | None, run: str | None, environ: Mapping[str, str]) -> Node | None:
+    """Return which node this is: as given, else $GROUP_RANK with the scheduler's job id; None where there is one node.
+
+    Raises UsageError for a node without an id to share.
+    """
+    text = environ.get("GROUP_RANK", "")
+    number = int(text) if number is None and text.isdigit() else number
+    if number is None:
+        return None
+    run = run or next((environ[name] for name in RUN_IDS if environ.get(name)), None)
+    if run is None:
+        raise UsageError("nodes of one run need an id that they share", hint="give each --run-id ID, the same for all")
+    return Node(number, run)
 
 
 def side_commands(settings: CollectSettings, side: Side, words: Sequence[str]) -> dict[Side, SideCommand]:
@@ -100,6 +133,14 @@ def side_commands(settings: CollectSettings, side: Side, words: Sequence[str]) -
             "nothing to run", hint='precdiag collect --baseline "CMD" --candidate "CMD", or --side SIDE -- CMD ARG…'
         )
     return commands
+
+
+def _of_node(folder: Path, request: Request, results: tuple[SideResult, ...], node: Node) -> Collection:
+    for side in results:
+        result = {"node": node.number, "host": socket.gethostname(), "verified": side.verified}
+        write_json(side.folder / f"node-{node.number}.json", {**result, **asdict(side.ended)})
+    note = f"this is node {node.number} alone; once every node has ended: precdiag collect --verify {folder}"
+    return Collection(folder, request, results, (), (), (), (note,))
 
 
 class _Progress:
@@ -147,20 +188,31 @@ class _Runner:
 
 
 def _prepare(
-    folder: Path, request: Request, commands: Mapping[Side, SideCommand], identity: str, *, force: bool
+    folder: Path,
+    request: Request,
+    commands: Mapping[Side, SideCommand],
+    identity: str,
+    *,
+    force: bool,
+    node: Node | None,
 ) -> list[Command]:
     check_path(folder)
-    for side in commands:
-        if (folder / side / SETTINGS).exists():
-            if not force:
-                raise UsageError(f"{folder / side} holds a collection", hint="choose another --out, or --force")
+    joined = {side for side in commands if (folder / side / SETTINGS).exists()}
+    for side in joined:
+        if node is not None:
+            _join(folder / side, request, node)
+        elif not force:
+            raise UsageError(f"{folder / side} holds a collection", hint="choose another --out, or --force")
+        else:
             shutil.rmtree(folder / side)
-    prepared = [_command(folder / side, request, command) for side, command in commands.items()]
+    log = LOG if node is None else f"log-node{node.number}.txt"
+    prepared = [_command(folder / side, request, command, log=log) for side, command in commands.items()]
     for command in prepared:
         check_command(command)
     try:
         for side in commands:
-            write_session(folder / side, request, side=side, identity=identity)
+            if node is None or side not in joined:
+                write_session(folder / side, request, side=side, identity=identity)
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise PrecdiagError(
@@ -176,7 +228,19 @@ def _prepare(
     return prepared
 
 
-def _command(folder: Path, request: Request, command: SideCommand, *, hooked: bool = True) -> Command:
+def _join(folder: Path, request: Request, node: Node) -> None:
+    """Let `node` write into a session that another node has begun. Raises UsageError where it is not the same one."""
+    begun = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["session"]
+    if begun != node.run:
+        raise UsageError(f"{folder} holds the collection of another run, {begun}", hint="choose another --out")
+    if request_in(folder) != request:
+        raise UsageError(f"{folder} was begun with other options", hint="give every node the same options")
+    if (folder / f"node-{node.number}.json").exists():
+        raise UsageError(f"{folder} holds what node {node.number} left", hint="choose another --out, or another --node")
+
+
+def _command(folder: Path, request: Request, command: SideCommand, *, hooked: bool = True, log: str = LOG) -> Command:
     environ = {**os.environ, **(DETERMINISTIC_VARIABLES if request.deterministic else {}), **command.env}
+    environ.pop("PRECDIAG_OUT", None)  # a kit's: here the folder is ours
     environ |= hook_environment(folder, environ) if hooked else {}
-    return Command(command.words, command.cwd.absolute(), environ, folder / LOG)
+    return Command(command.words, command.cwd.absolute(), environ, folder / log)

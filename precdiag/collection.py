@@ -18,12 +18,15 @@ from precdiag.environment import (
     switch_table,
 )
 from precdiag.launch import Ended
-from precdiag.receipts import Proof
-from precdiag.session import DUMP, Request
+from precdiag.proof import Proof
+from precdiag.session import ATTEMPTS, DUMP, Request
 
 SCHEMA = "precdiag.collect/1"
 COLLECTION = "collection.json"
 LOG = "log.txt"
+
+# What each node's launcher came to, where several write into one collection.
+NODE_RESULTS = "node-*.json"
 
 # Our own failure, "exited 0 but collected nothing" included (env and docker use the same number).
 OWN_FAILURE = 125
@@ -77,6 +80,7 @@ class Collection:
     switches: tuple[SwitchRow, ...]
     checks: tuple[CheckResult, ...]
     notes: tuple[str, ...]
+    pair: bool = False  # both sides are known: they can be compared
 
     @property
     def status(self) -> int:
@@ -104,7 +108,9 @@ def conclude(
     if start:
         more = f" and {len(start) - 1} more" if len(start) > 1 else ""
         notes.append(f"the sides do not start alike: {start[0]} differs{more}; look there before any call")
-    return Collection(folder, request, results, found, tuple(switch_table(baseline, candidate)), checks, tuple(notes))
+    return Collection(
+        folder, request, results, found, tuple(switch_table(baseline, candidate)), checks, tuple(notes), pair=True
+    )
 
 
 def document(collection: Collection) -> dict[str, Any]:
@@ -132,12 +138,23 @@ def read_collection(folder: Path) -> dict[str, Any]:
     return found
 
 
-def link_foreign_dump(side: SideResult) -> None:
-    """Let `dump/` point to the dump that the script's own debugger wrote, so that every command finds it there."""
-    own = side.folder / DUMP
-    if side.proof.dump != own and side.proof.dump.is_dir() and not any(own.iterdir()):
+def settle(side: SideResult) -> None:
+    """Let `dump/` be what was judged, for every other command to find: a restarted attempt's dump, or a foreign one.
+
+    The first attempt's own dump goes to attempts/0.
+    """
+    own, judged = side.folder / DUMP, side.proof.dump
+    if judged == own or not judged.is_dir():
+        return
+    if own.is_symlink():
+        own.unlink()
+    elif not any(own.iterdir()):
         own.rmdir()
-        own.symlink_to(side.proof.dump.absolute())
+    elif judged.parent.name == ATTEMPTS:
+        own.rename(side.folder / ATTEMPTS / "0")
+    else:
+        return
+    own.symlink_to(judged.absolute() if judged.parent.name != ATTEMPTS else Path(ATTEMPTS, judged.name))
 
 
 def _facts(side: SideResult) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ def collection_text(collection: Collection) -> str:
     if collection.switches:
         blocks += [Text("\nnumerical switches", style="bold"), _switches(collection.switches)]
     blocks += [Text(f"\n{line}") for line in (*(f"{c.check}: {c.text}" for c in collection.checks), *collection.notes)]
-    if collection.status == 0:
+    if collection.status == 0 and collection.pair:
         blocks.append(Text(f"\nnext: precdiag compare {collection.folder}", style="bold"))
     return rendered(Group(*blocks))
 

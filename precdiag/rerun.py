@@ -11,7 +11,7 @@ from pathlib import Path
 
 from precdiag.collection import LOG, CheckResult, SideResult
 from precdiag.launch import Ended
-from precdiag.receipts import prove
+from precdiag.proof import prove
 from precdiag.session import Request, write_session
 
 # Run the side's command into a folder that holds a session; `hooked` puts the hook in.

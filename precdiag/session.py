@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ INJECT = Path(__file__).resolve().parent / "inject"
 SETTINGS = "session.json"
 CONFIG = "msprobe.json"
 DUMP = "dump"
+ATTEMPTS = "attempts"
 RECEIPTS = "receipts"
 
 Level = Literal["L0", "L1", "mix"]
@@ -110,31 +111,32 @@ def write_session(folder: Path, request: Request, *, side: str, identity: str) -
     check_path(folder)
     for name in (DUMP, RECEIPTS):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    settings = {
-        "session": identity,
-        "side": side,
-        "steps": request.steps,
-        "iterations": request.iterations,
-        "ranks": request.ranks,
-        "level": request.level,
-        "task": request.task,
-        "step_at": request.step_at,
-        "model": request.model,
-        "seed": request.seed,
-        "deterministic": request.deterministic,
-        "max_bytes": request.max_bytes,
-    }
-    write_json(folder / CONFIG, msprobe_config(request, folder / DUMP))
-    write_json(folder / SETTINGS, settings)
+    write_settings(folder, request, folder / DUMP, side=side, identity=identity)
 
 
-def hook_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def write_settings(folder: Path, request: Request, dump: Path, *, side: str, identity: str) -> None:
+    """Write msprobe.json, with `dump` in it, and session.json last: where that is, the folder is ready."""
+    write_json(folder / CONFIG, msprobe_config(request, dump))
+    write_json(folder / SETTINGS, {"session": identity, "side": side, **asdict(request)})
+
+
+def request_in(folder: Path) -> Request:
+    """Return the request that session.json in `folder` was written from."""
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    known: dict[str, Any] = {}
+    for each in fields(Request):
+        value = settings[each.name]
+        known[each.name] = tuple(value) if isinstance(value, list) else value
+    return Request(**known)
+
+
+def hook_environment(folder: Path, environ: Mapping[str, str], inject: Path = INJECT) -> dict[str, str]:
     """Return the two variables that put the hook into every Python process that inherits them.
 
     PYTHONPATH gets our folder first and keeps what it had; no empty entry is made, which would be the current folder.
     """
     before = environ.get("PYTHONPATH")
-    path = f"{INJECT}{os.pathsep}{before}" if before else str(INJECT)
+    path = f"{inject}{os.pathsep}{before}" if before else str(inject)
     return {"PRECDIAG_SESSION": str(folder.absolute()), "PYTHONPATH": path}
 
 

@@ -18,7 +18,7 @@ import pytest
 from precdiag.collect import collect
 from precdiag.collection import Collection, SideCommand, SideResult
 from precdiag.launch import Ended
-from precdiag.receipts import prove
+from precdiag.proof import prove
 from precdiag.session import INJECT, Request, write_session
 
 ROOT = Path(__file__).parent.parent
@@ -118,7 +118,8 @@ def interpreter_without(folder: Path, *prefixes: str) -> str:
     (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
     (folder / "bin" / "python").symlink_to(base)
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.lower().startswith(("precdiag", "_precdiag", "__editable__", *prefixes)):
+        ours = entry.suffix == ".pth" or entry.name.startswith("precdiag")
+        if not ours and not entry.name.lower().startswith(prefixes):
             (library / entry.name).symlink_to(entry)
     return str(folder / "bin" / "python")
 

@@ -19,7 +19,7 @@ from collecting import TRAIN, Run, both_sides, document, interpreter_without, on
 from precdiag.collection import SideResult
 from precdiag.errors import PrecdiagError, UsageError
 from precdiag.launch import split_command
-from precdiag.receipts import NOT_STARTED
+from precdiag.proof import NOT_STARTED
 
 PYTHON = sys.executable
 IDLE = (PYTHON, "-c", "pass")  # a command that imports no torch: enough where only the launch matters
@@ -106,7 +106,7 @@ def test_a_dump_over_max_bytes_stops_and_says_so(endings: dict[str, SideResult])
 
 
 def test_calls_said_but_not_on_disk_are_not_complete(endings: dict[str, SideResult], tmp_path: Path) -> None:
-    from precdiag.receipts import prove
+    from precdiag.proof import prove
 
     copy = tmp_path / "copy"
     shutil.copytree(endings["complete"].folder, copy)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from collecting import PLAIN_CALLS, SCRIPTS, TRAIN, calls, one_side, train
 
-from precdiag.receipts import NOT_STARTED, read_receipts
+from precdiag.proof import NOT_STARTED
+from precdiag.receipts import read_receipts
 from precdiag.session import INJECT, Request, write_session
 
 PYTHON = sys.executable

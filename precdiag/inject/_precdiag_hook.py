@@ -29,7 +29,9 @@ def install():
     global _watch
     if _watch is not None:
         return
-    _watch = Watch(_precdiag_session.load(os.environ["PRECDIAG_SESSION"]))
+    session = _precdiag_session.load(os.environ["PRECDIAG_SESSION"])
+    session.make_folders()
+    _watch = Watch(session)
     atexit.register(_at_exit)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
@@ -49,7 +51,7 @@ class Watch:
         self.recorder = _precdiag_record.Recorder(session, self.receipt, _precdiag_torch.uninstall)
         self.steps = _precdiag_steps.Steps(self.recorder, session.step_at)
         self.receipt.write()
-        callbacks = {"torch": self._torch_imported}
+        callbacks = {"torch": self._torch_imported, "ray": self._ray_imported}
         if session.step_at != "manual":
             callbacks.update(_precdiag_frameworks.anchors(self.steps, self.recorder))
             callbacks.update((name, self._debugger_imported) for name in DEBUGGER_MODULES)
@@ -80,6 +82,10 @@ class Watch:
         if self.session.step_at != "manual":
             _precdiag_torch.install(torch, self.steps)
 
+    def _ray_imported(self, module):
+        self.receipt.data["ray"] = True
+        self.receipt.write()
+
     def _debugger_imported(self, module):
         _precdiag_torch.wrap(module.PrecisionDebugger, "__init__", after=self._debugger_built)
 
@@ -89,6 +95,7 @@ class Watch:
         config = getattr(debugger, "config", None)
         facts = {name: getattr(config, name, None) for name in ("dump_path", "task", "level", "step", "rank")}
         facts["config_path"] = config_path
+        facts["dump_path"] = os.path.abspath(facts["dump_path"]) if facts["dump_path"] else None
         self.recorder.stand_back(facts)
 
 

@@ -1,8 +1,8 @@
 """The settings of one side's collection, and the receipt that this process keeps of what it did.
 
-Settings are `session.json` in the folder that PRECDIAG_SESSION names; relative paths in it start at that folder, so
-that a copied folder still works. The receipt is one JSON file per process, replaced by rename at every event:
-launchers kill with SIGKILL, so nothing may wait for exit.
+Settings are `session.json` in the folder that PRECDIAG_SESSION names. What is written goes into that folder, or into
+PRECDIAG_OUT with a copy of the settings: a copied kit still works, and may be read-only. The receipt is one JSON file
+per process, replaced by rename at every event: launchers kill with SIGKILL, so nothing may wait for exit.
 """
 
 import json
@@ -20,9 +20,13 @@ class Session:
 
     def __init__(self, folder, settings):
         self.folder = os.path.abspath(folder)
-        self.dump = self._path(settings.get("dump", "dump"))
-        self.receipts = self._path(settings.get("receipts", "receipts"))
-        self.config = self._path(settings.get("config", "msprobe.json"))
+        self.out = os.path.abspath(os.environ.get("PRECDIAG_OUT") or self.folder)
+        self.settings = settings
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+        # a restarted attempt writes beside the earlier ones, not over them
+        self.dump = os.path.join(self.out, os.path.join("attempts", str(self.attempt)) if self.attempt else "dump")
+        self.receipts = os.path.join(self.out, "receipts")
+        self.config = os.path.join(self.folder, "msprobe.json")
         self.id = settings.get("session")
         self.side = settings.get("side")
         self.steps = list(settings.get("steps") or [])
@@ -36,8 +40,13 @@ class Session:
         self.deterministic = bool(settings.get("deterministic"))
         self.max_bytes = settings.get("max_bytes")
 
-    def _path(self, name):
-        return os.path.join(self.folder, name)
+    def make_folders(self):
+        """Make what is written into, with a copy of the settings where that is not the session's own folder."""
+        for folder in (self.dump, self.receipts):
+            os.makedirs(folder, exist_ok=True)
+        copy = os.path.join(self.out, SETTINGS)
+        if not os.path.exists(copy):
+            write_json(copy, self.settings)
 
 
 class Receipt:
@@ -59,8 +68,10 @@ class Receipt:
             "state": "started",
             "rank": None,
             "world_size": None,
-            "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT"),
-            "node": os.environ.get("GROUP_RANK"),
+            "attempt": session.attempt,
+            "node": _integer("GROUP_RANK"),
+            "nodes": _integer("GROUP_WORLD_SIZE"),
+            "launch": os.environ.get("PRECDIAG_LAUNCH"),
             "steps": [],
             "evaluations": 0,
             "beside": [],
@@ -101,7 +112,7 @@ def load(folder):
 
 def write_json(path, data):
     """Write by rename, so that a reader, or a kill, never meets half a file."""
-    part = f"{path}.{os.getpid()}.part"
+    part = f"{path}.{socket.gethostname()}.{os.getpid()}.part"  # two nodes may have the same pid
     with open(part, "w", encoding="utf-8") as file:
         json.dump(data, file, indent=1)
     os.replace(part, path)
@@ -123,3 +134,8 @@ def command_line():
             return [word.decode("utf-8", "replace") for word in file.read().split(b"\0")[:-1]]
     except OSError:
         return list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", []))
+
+
+def _integer(name):
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None

@@ -359,8 +359,11 @@ def ddp(steps, **group):
         if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
             model.module[0].weight.mul_(float(os.environ.get("TEST_SCALE", 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        model(batch()).pow(2).sum().backward()
+    for step in range(steps):
+        loss = model(batch()).pow(2).sum()
+        if step == 1 and os.environ.get("TEST_DIES") == os.environ.get("TORCHELASTIC_RESTART_COUNT", ""):
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     torch.distributed.destroy_process_group()
