@@ -17,6 +17,7 @@ from precdiag.environment import (
     git_state,
     switch_table,
 )
+from precdiag.hook import injected
 from precdiag.launch import Ended
 from precdiag.proof import Proof
 from precdiag.session import ATTEMPTS, DUMP, Request
@@ -170,6 +171,7 @@ def _starts(proof: Proof) -> dict[str, Any]:
 
 
 def _side_json(side: SideResult) -> dict[str, Any]:
+    hide = injected("_precdiag_evidence").hide
     return {
         "status": side.ended.status,
         "ended": side.ended.why,
@@ -177,7 +179,7 @@ def _side_json(side: SideResult) -> dict[str, Any]:
         "reason": side.proof.reason,
         "command": list(side.command.words),
         "cwd": str(side.command.cwd),
-        "env": dict(side.command.env),
+        "env": {name: value for name, value in side.command.env.items() if hide(name, value) == value},
         "dump": str(side.proof.dump),
         "log": str(side.folder / LOG),
         "environment": _facts(side),

@@ -11,7 +11,7 @@ from typing import Any
 from precdiag.collection import COLLECTION, LOG, SIDES, SideCommand
 from precdiag.collection import Side as SideName
 from precdiag.errors import UnreadableError, UsageError
-from precdiag.receipts import Proof, prove
+from precdiag.proof import Proof, prove
 from precdiag.session import DUMP, SETTINGS
 
 

@@ -493,7 +493,7 @@ def test_a_collected_pair_is_compared_by_its_folder_alone(
 def test_collect_and_compare_end_to_end_under_torchrun(tmp_path: Path) -> None:
     torchrun = f"torchrun --nproc_per_node=2 --standalone {TRAIN} ddp 2"
     environ = {"PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"}
-    options = ("--step", "0,1", "--level", "mix", "--task", "tensor", "--quiet", "--parallel")
+    options = ("--step", "0,1", "--level", "mix", "--task", "tensor", "--quiet", "--parallel", "--timeout=90")
     sides = ("--baseline", torchrun, "--candidate", f"TEST_SCALE=1.01 {torchrun}")
     run = precdiag("collect", "--out", tmp_path / "run", *options, *sides, env=environ)
     assert run.returncode == 0, run.stdout + run.stderr

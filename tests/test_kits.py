@@ -58,7 +58,7 @@ def run_two_nodes(folder: Path) -> list[int]:
     for node in (0, 1):
         meet = ("--master_addr=127.0.0.1", f"--master_port={port}", "--nnodes=2", f"--node_rank={node}")
         train = (TORCHRUN, *meet, "--nproc_per_node=1", TRAIN, "ddp", "2")
-        options = (f"--out={folder}/run", f"--node={node}", "--run-id=job7", "--step=0,1", "--quiet")
+        options = (f"--out={folder}/run", f"--node={node}", "--run-id=job7", "--step=0,1", "--quiet", "--timeout=150")
         with (folder / f"{node}.txt").open("w") as out:
             words = [PYTHON, "-m", "precdiag", "collect", *options, "--", *train]
             launchers.append(subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT))
@@ -231,7 +231,10 @@ def test_a_child_of_a_long_lived_parent_ends_125_naming_ray(tmp_path: Path) -> N
 
 def test_after_an_elastic_restart_the_last_complete_attempt_is_judged_and_the_first_is_kept(tmp_path: Path) -> None:
     words = (TORCHRUN, "--standalone", "--nproc_per_node=2", "--max-restarts=1", TRAIN, "ddp", "3")
-    run = precdiag("collect", "--out", tmp_path / "run", "--step", "0,1", "--", *words, env={"TEST_DIES": "0"})
+    # a store of its own for each attempt: in a shared one gloo can meet an address of the attempt before, and wait
+    env = {"TEST_DIES": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    options = ("--out", tmp_path / "run", "--step", "0,1", "--timeout", "150")
+    run = precdiag("collect", *options, "--", *words, env=env)
     assert run.returncode == 0, run.stdout + run.stderr
     side = collected(tmp_path / "run")
     assert [step["state"] for step in side["steps"]] == ["complete"] * 4
