@@ -36,6 +36,7 @@ from precdiag.onesided import notes_on, recognise, unexplained
 from precdiag.parts import Alone, Selection, listed, pair_parts, selected
 from precdiag.ranks import communications_in, earliest
 from precdiag.reading import read_pair
+from precdiag.renumber import renumbered
 from precdiag.replaced import Replaced, explained_calls, judge_regions
 from precdiag.rounding import Rounding, explained_cause, find_rounding
 from precdiag.view import View
@@ -243,7 +244,7 @@ def compare_part(
     nothing in common are an `error` in the result, so that the others are still compared.
     """
     try:
-        left, right = read_pair(baseline, candidate, resources)
+        left, right = (renumbered(dump, dict(dump.part.peers)) for dump in read_pair(baseline, candidate, resources))
         pairing = pair(left, right, calls.names, calls.view)
     except UnreadableError as error:
         return PartResult(baseline, candidate, error=str(error))

@@ -25,13 +25,15 @@ class Part:
     """One dumped step of one rank: where it stands in the run, and its folder.
 
     `stage` is what stands between the run folder and the step (`step_3/actor`, as verl writes), "" without one.
-    `step` and `rank` are None where the path does not say (a copy; a single process).
+    `step` and `rank` are None where the path does not say (a copy; a single process). `peers`: (own, other) numbers
+    of ranks that are paired by hand, this side's and what they are called in the comparison.
     """
 
     folder: Path
     stage: str = ""
     step: int | None = None
     rank: int | None = None
+    peers: tuple[tuple[int, int], ...] = ()
 
     @property
     def label(self) -> str:

@@ -73,6 +73,14 @@ def listed_numbers(numbers: Iterable[int | None]) -> str:
     return ",".join(texts) or "-"
 
 
+def shown_numbers(numbers: Sequence[int | None], most: int = 26) -> str:
+    """Write steps or ranks in about `most` characters: the first of them, and how many there are."""
+    text = listed_numbers(numbers)
+    if len(text) <= most:
+        return text
+    return f"{text[: text.rindex(',', 0, most - 8)]},… ({len(numbers)})" if "," in text[: most - 8] else text
+
+
 def _folded(outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:
     """Fold the ranks of one step; the first cause stands first, then the order of the ranks."""
     folded: dict[tuple[str, str | None, bool], Outcome] = {}

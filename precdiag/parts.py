@@ -114,6 +114,10 @@ def pair_parts(
     elif len(left) == len(right) == 1 and left[0].step == right[0].step and not partners.stages:
         right = [replace(right[0], stage=left[0].stage)]
     notes += _said(partners)
+    if partners.ranks:
+        peers = tuple((theirs, ours) for ours, theirs in partners.ranks.items())
+        left = [replace(part, peers=tuple((ours, ours) for ours in partners.ranks)) for part in left]
+        right = [replace(part, peers=peers) for part in right]
     placed = [(partners.place_of(part), part) for part in right]
     places = _by_place([(part, part) for part in left]), _by_place([(p, part) for p, part in placed if p is not None])
     pairs: list[tuple[Part, Part]] = []

@@ -21,7 +21,7 @@ from precdiag.compare import DIVERGED, NO_DIVERGENCE, PARTS, Comparison
 from precdiag.config import Given
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
-from precdiag.overview import Outcome, listed_numbers, overview
+from precdiag.overview import Outcome, overview, shown_numbers
 from precdiag.replaced import Replaced, said
 from precdiag.report_blocks import field_grid, labelled, section
 from precdiag.report_rounding import rounding_block, rounding_next, smallest_band_text
@@ -255,10 +255,10 @@ def _steps_and_ranks(outcomes: Sequence[Outcome]) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("first difference", overflow="fold", ratio=1)
     for outcome in outcomes[:LINES_SHOWN]:
-        step = f"{outcome.stage} {listed_numbers(outcome.steps)}".strip()
+        step = f"{outcome.stage} {shown_numbers(outcome.steps)}".strip()
         counts = (outcome.coverage.compared, outcome.coverage.different, outcome.coverage.unknown)
         first = outcome.first or outcome.state.replace("_only", " only")
-        marks = ("→" if outcome.is_cause else "", step, listed_numbers(outcome.ranks))
+        marks = ("→" if outcome.is_cause else "", step, shown_numbers(outcome.ranks))
         table.add_row(*marks, *map(str, counts), first, style="bold" if outcome.is_cause else "")
     if (more := len(outcomes) - LINES_SHOWN) > 0:
         table.add_row("", "…", "", "", "", "", f"{more} more lines: by_rank in --format json has them")

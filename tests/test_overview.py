@@ -15,7 +15,7 @@ from precdiag.evidence import CHECKSUM
 from precdiag.finding import Row
 from precdiag.judge import Policy
 from precdiag.layout import Part
-from precdiag.overview import listed_numbers, overview
+from precdiag.overview import listed_numbers, overview, shown_numbers
 from precdiag.parts import Alone
 from precdiag.report import LINES_SHOWN, comparison_text
 
@@ -111,3 +111,8 @@ def test_the_table_shows_steps_ranks_and_what_is_missing(tmp_path: Path, monkeyp
         ["0", "0,2", "2", "0", "0", "equal"],
         ["0", "3", "0", "0", "0", "baseline", "only"],
     ]
+
+
+def test_many_scattered_ranks_are_shown_by_the_first_of_them_and_their_number() -> None:
+    assert shown_numbers(range(0, 256, 2)) == "0,2,4,6,8,10,12,… (128)"
+    assert shown_numbers(range(256)) == "0-255"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
-from handmade import Json, forward, tensor, write
+from handmade import Json, forward, scalar, tensor, write
 
 from precdiag.compare import Comparison, compare
 from precdiag.errors import UnreadableError, UsageError
@@ -136,3 +137,35 @@ def test_a_partner_that_is_not_there_is_refused(tmp_path: Path, partners: Partne
         write(tmp_path / side / "step0/rank0", rank(tokens(9)))
     with pytest.raises(UsageError, match=said):
         run(tmp_path, partners=partners)
+
+
+def sending(to: int, ranks: list[int], *, keyword: bool) -> Json:
+    """A message to a peer, a reduction in a group, and a batch of one message, as msprobe writes them."""
+    group = {"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": "0"}
+    operation = {
+        "class_type": "torch.distributed.P2POp",
+        "tensor": B,
+        "op": "isend",
+        "peer": to,
+        "tag": 0,
+        "group_id": f"{zlib.crc32(str(ranks).encode()):08x}",
+    }
+    send = forward([B], [B, scalar(to)], dst=scalar(to)) if keyword else forward([B, scalar(to)], [B, scalar(to)])
+    return {
+        "Distributed.send.0.forward": send,
+        "Distributed.all_reduce.0.forward": forward([B, group], [B, group]),
+        "Distributed.batch_isend_irecv.0.forward": forward([[operation]], [[operation]]),
+    }
+
+
+@pytest.mark.parametrize("keyword", [True, False])
+def test_peers_and_groups_are_told_by_the_ranks_that_are_paired(tmp_path: Path, keyword: bool) -> None:
+    """The candidate's ranks 4 and 6 do what the baseline's 0 and 1 do."""
+    for ours, theirs, to, peer in ((0, 4, 1, 6), (1, 6, 0, 4)):
+        write(tmp_path / f"b/step0/rank{ours}", sending(to, [0, 1], keyword=keyword))
+        write(tmp_path / f"c/step0/rank{theirs}", sending(peer, [4, 6], keyword=keyword))
+    result = run(tmp_path, partners=Partners(ranks={0: 4, 1: 6}))
+    assert (result.exit_code, result.coverage.different) == (0, 0)
+    write(tmp_path / "c/step0/rank4", sending(4, [4, 6], keyword=keyword))  # it sends to itself
+    cause = run(tmp_path, partners=Partners(ranks={0: 4, 1: 6})).cause
+    assert cause is not None and (cause.row.kind, cause.row.rank) == ("argument", 0)
