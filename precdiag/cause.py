@@ -109,7 +109,7 @@ def stack_at(judged: Judged, line: int) -> tuple[str, ...]:
 
 def _independent(judged: Judged, line: int) -> Row | None:
     """Return the next line that differs and is not fed by what differs before it: an exact aspect, a parameter, or an
-    output all of whose call's inputs are equal.
+    output all of whose call's inputs are equal (of a forward call: going backward its forward values count too).
     """
     rows = judged.rows
     later = rows[(rows.index > line) & (rows["state"] == DIFFERENT)]
@@ -118,13 +118,13 @@ def _independent(judged: Judged, line: int) -> Row | None:
     tainted = set(later.loc[io == INPUT, "call"]) | {rows["call"].iat[line]}
     for here, place in zip(later.index.tolist(), io.tolist(), strict=True):
         exact = int(rows["aspects"].iat[here]) & (SHAPE | DTYPE | ARGUMENT)
-        fresh = place == OUTPUT and rows["call"].iat[here] not in tainted and _is_leaf(judged, here)
+        fresh = place == OUTPUT and rows["call"].iat[here] not in tainted and _is_forward_leaf(judged, here)
         if exact or place == PARAMETER or fresh or (place == INPUT and is_parameter(judged, here)):
             return row_of(judged, here)
     return None
 
 
-def _is_leaf(judged: Judged, line: int) -> bool:
+def _is_forward_leaf(judged: Judged, line: int) -> bool:
     dump, at = side_of(judged, line)
     position = int(dump.rows["call"].cat.codes.iat[at])
-    return not bool((dump.calls["parent"] == position).any())
+    return dump.calls["phase"].iat[position] == "forward" and not bool((dump.calls["parent"] == position).any())
