@@ -16,7 +16,7 @@ from precdiag.collect import collect
 from precdiag.collection import Side as SideName
 from precdiag.collection import SideCommand
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
-from precdiag.receipts import prove
+from precdiag.proof import prove
 from precdiag.session import SETTINGS, Request, write_json
 from precdiag.sides import Side, collected
 
