@@ -48,7 +48,7 @@ def each(
     units: Sequence[Unit],
     resources: Resources,
     done: Callable[[int, int], None] = lambda finished, total: None,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield `work(unit, its share of the resources)` for each unit in order; closing the iterator drops the rest.
 
     `work` and what it returns are pickled unless there is one process or one unit. Raises PrecdiagError where a process
@@ -83,8 +83,12 @@ def _in_processes(
     with _pool(processes) as pool:
         futures = [pool.submit(work, unit, share) for unit in units]
         futures.reverse()
-        while futures:  # each result is let go once it is handed on
-            yield _result(futures.pop())
+        try:
+            while futures:  # each result is let go once it is handed on
+                yield _result(futures.pop())
+        finally:
+            for future in futures:  # not left to the pool: once it is let go it cancels nothing
+                future.cancel()
 
 
 @contextmanager
@@ -96,7 +100,7 @@ def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
             warnings.simplefilter("ignore", DeprecationWarning)
             yield pool
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=False)
 
 
 def _begin_worker(parent: int) -> None:

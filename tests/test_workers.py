@@ -119,6 +119,20 @@ def test_a_worker_that_is_killed_is_one_line_not_a_wait() -> None:
     assert raised.value.hint is not None and "--workers 1" in raised.value.hint
 
 
+def leave_a_mark(folder: Path, unit: int, resources: Resources) -> int:
+    (folder / str(unit)).touch()
+    time.sleep(0.05)
+    return unit
+
+
+def test_what_nobody_waits_for_is_not_begun(tmp_path: Path) -> None:
+    results = each(partial(leave_a_mark, tmp_path), range(200), Resources(2))
+    assert next(results) == 0
+    results.close()
+    time.sleep(1)
+    assert len(list(tmp_path.iterdir())) < 20
+
+
 def test_progress_counts_steps_and_ranks(tmp_path: Path) -> None:
     sides = ranks(tmp_path, 3, ())
     for resources in (Resources(), Resources(2)):
