@@ -2,13 +2,14 @@
 #   make demo         plant a fault, dump both sides with the real msprobe, name the fault
 #   make test         everything that CI holds: the checks, then the suite
 #   make check        lint, format, types, import contracts
+#   make bench        measure precdiag beside msprobe (an hour on two cores; BENCH="--only tensors" for a part)
 #   make completions  write the shells' completion scripts anew
 # Another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check completions
+.PHONY: demo test check completions bench
 
 demo: $(READY)
 	@$(BIN)/python -m precdiag demo
@@ -21,6 +22,9 @@ check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/bench.py $(BENCH)
 
 completions: $(READY)
 	@$(BIN)/python completions/generate.py

@@ -31,17 +31,20 @@ _LATE = 0.01
 _CHANGE = 1.001
 
 
-def collect_pair(folder: Path, task: Task, kind: Kind, layers: int, *sizes: str) -> tuple[Path, Path]:
+def collect_pair(
+    folder: Path, task: Task, kind: Kind, layers: int, *sizes: str, at: int | None = None
+) -> tuple[Path, Path]:
     """Collect a pair of runs of gpt.py with the real msprobe; return the two dumps' folders. Kept if it is there.
 
-    identical: the same run twice; late: the last layer's weight scaled; everywhere: that of the middle one.
+    identical: the same run twice; late: the last layer's weight scaled; everywhere: that of the middle one, or of
+    layer `at`.
     """
     if not (folder / "done").exists():
         plain = (sys.executable, str(SCRIPT), f"--layers={layers}", *sizes)
         scaled = {
             "identical": (),
             "late": (f"--scale-layer={layers - 1}",),
-            "everywhere": (f"--scale-layer={layers // 2}",),
+            "everywhere": (f"--scale-layer={layers // 2 if at is None else at}",),
         }
         request = Request(
             task="tensor" if task == "tensor" else "statistics", summary="md5" if task == "md5" else "statistics"
@@ -76,6 +79,24 @@ def enlarge_pair(folder: Path, pattern: Path, calls: int, kind: Kind) -> tuple[P
         _write_stacks(side, pattern, copies, rename)
         (side / "construct.json").write_text("{}", encoding="utf-8")
     (folder / "done").touch()
+    return sides
+
+
+def insert_calls(folder: Path, pattern: Path, calls: int, count: int) -> tuple[Path, Path]:
+    """Write an identical pair, then put `count` more calls into the candidate, evenly spread. Kept if it is there."""
+    fresh = not (folder / "done").exists()
+    sides = enlarge_pair(folder, pattern, calls, "identical")
+    if fresh:
+        path = sides[1] / "dump.json"
+        document = json.loads(path.read_text(encoding="utf-8"))
+        every = max(1, len(document["data"]) // count)
+        data: dict[str, Any] = {}
+        for number, (name, call) in enumerate(document["data"].items()):
+            data[name] = call
+            if number % every == 0:
+                data[f"Torch.inserted.{number // every}.forward"] = call
+        document["data"] = data
+        path.write_text(json.dumps(document, indent=1), encoding="utf-8")
     return sides
 
 
