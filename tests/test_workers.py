@@ -144,7 +144,7 @@ def test_progress_counts_steps_and_ranks(tmp_path: Path) -> None:
 def test_what_is_told_to_the_workers_ends_with_the_command(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\nfrom precdiag.workers import Resources, each\n"
-        "def work(unit, resources):\n    print(os.getpid(), flush=True)\n    time.sleep(60)\n"
+        "def work(unit, resources):\n    os.write(1, f'{os.getpid()}\\n'.encode())\n    time.sleep(60)\n"
         "list(each(work, range(2), Resources(2)))\n"
     )
     (tmp_path / "slow.py").write_text(script)
