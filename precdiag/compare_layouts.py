@@ -52,7 +52,7 @@ def compare_layouts(
     )
     said = [f"the baseline is split as {layouts[0]}, the candidate as {layouts[1]}"]
     if sharded:
-        said.append("of tensor parallel ranks the first of each group is compared: the others hold other parts")
+        said.append("the first rank of each tensor and context parallel group is compared: the others hold other parts")
     results: list[PartResult] = []
     for left, right in pairs:
         try:
@@ -100,13 +100,16 @@ def _whereabouts(judged: Judged, cause: Cause | None) -> list[str]:
 
 
 def _joined(run: Run, layout: Parallelism, sharded: bool) -> Run:
-    """Leave one part a model: that of its first stage, whose folder finds the others."""
+    """Leave one part a model, that of its first stage, whose folder finds the others.
+
+    Where the sides shard differently, the first tensor and context parallel rank alone.
+    """
     world = world_of(part.rank or 0 for part in run.parts)
     places = {part: layout.place(part.rank or 0, world) for part in run.parts}
     firsts = [
         replace(part, rank=part.rank or 0)  # a single process has no rank number
-        for part, (tensor, _, stage) in places.items()
-        if stage == 0 and not (sharded and tensor)
+        for part, (tensor, data, stage) in places.items()
+        if stage == 0 and not (sharded and (tensor or data % layout.cp))
     ]
     if not firsts:
         raise UsageError(
@@ -117,11 +120,12 @@ def _joined(run: Run, layout: Parallelism, sharded: bool) -> Run:
 
 
 def _partners(runs: list[Run], layouts: tuple[Parallelism, Parallelism]) -> dict[int, int]:
-    """Pair first-stage ranks of equal tensor and data parallel coordinates, baseline to candidate."""
-    by_place: list[dict[tuple[int, int], int]] = []
+    """Pair first-stage ranks of equal tensor, context and data parallel coordinates, baseline to candidate."""
+    by_place: list[dict[tuple[int, ...], int]] = []
     for run, layout in zip(runs, layouts, strict=True):
         ranks = {part.rank or 0 for part in run.parts}
-        by_place.append({(rank % layout.tp, rank // layout.tp): rank for rank in ranks})
+        data = {rank: divmod(rank // layout.tp, layout.cp) for rank in ranks}
+        by_place.append({(rank % layout.tp, *data[rank]): rank for rank in ranks})
     return {rank: by_place[1][place] for place, rank in by_place[0].items() if place in by_place[1]}
 
 

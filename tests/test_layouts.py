@@ -168,6 +168,17 @@ def test_rows_of_other_shape_are_unknown_where_tensors_are_sharded_differently(t
     assert faulty is not None and faulty.row.name == "Module.down.Row.forward.0.output.0"
 
 
+def test_context_parallel_ranks_stand_beside_each_other_in_one_replica(tmp_path: Path) -> None:
+    """cp=1, dp=2 against cp=2, dp=2: rank 1 stands against rank 2, the first of its replica."""
+    for replica in (0, 1):
+        write(tmp_path / f"b/step0/rank{replica}", layer("layers.0", 1 + replica, 2), level="L0")
+        for part in (0, 1):
+            write(tmp_path / f"c/step0/rank{2 * replica + part}", layer("layers.0", 1 + replica, 2), level="L0")
+    result = compared(tmp_path, (ONE, Parallelism(cp=2)))
+    assert [(part.baseline.rank, part.candidate.rank) for part in result.parts] == [(0, 0), (1, 2)]
+    assert result.exit_code == 0
+
+
 def test_a_stage_that_is_missing_is_no_pass(tmp_path: Path) -> None:
     """dp=2, pp=2: rank 3, the second replica's last stage, left nothing."""
     for replica in (0, 1):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 from handmade import Json, forward, tensor, write
 
@@ -148,7 +150,9 @@ def test_on_the_command_line_real_replicas_of_two_ranks_say_where_they_differ_fi
     assert done.returncode == 1, done.stderr
     assert "Module.module.0.Linear.forward.0.parameters.weight" in done.stdout
     assert "rank 0 against rank 1" in " ".join(done.stdout.split())
-    cause = comparison_document(compare_replicas(real("ddp") / "C", Policy()))["first_cause"]
+    document = comparison_document(compare_replicas(real("ddp") / "C", Policy()))
+    jsonschema.validate(document, json.loads((Path(__file__).parent / "data" / "compare.schema.json").read_text()))
+    cause = document["first_cause"]
     assert (cause["step"], cause["rank"], [other["rank"] for other in cause["also"]]) == (0, None, [0, 1])
 
 
