@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precdiag.errors import PrecdiagError, UnreadableError
-from precdiag.layout import DUMP_FILE, Part, part_order
+from precdiag.layout import DUMP_FILE, Part, open_run, part_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,7 @@ SUFFIXES = (".csv", ".xlsx")
 # Every table has these; all other columns may be missing, renamed or new.
 NAMES = ("npu name", "bench name")
 
-_PATTERN = "compare_result*"
+_PATTERN = "*compare_result*"
 _RANK = re.compile(r"(?:\A|_)rank_?(\d+)(?:_|\Z)")
 _STEP = re.compile(r"(?:\A|_)step_?(\d+)(?:_|\Z)")
 # 26.x slices a csv of more than a million rows into files, and an xlsx into sheets.
@@ -37,9 +37,9 @@ class TableFile:
 
 
 def holds_tables(path: Path) -> bool:
-    """Tell whether a path is a result table, or a folder that holds such tables and no dump of its own."""
+    """Tell whether a path is a result table, or a folder that holds such tables and no dump, at any depth."""
     if path.is_dir():
-        return not (path / DUMP_FILE).exists() and next(_tables_below(path), None) is not None
+        return not _holds_dump(path) and next(_tables_below(path), None) is not None
     return path.suffix.lower() in SUFFIXES
 
 
@@ -85,6 +85,13 @@ def read_cells(table: TableFile) -> pd.DataFrame:
     if cells.empty:
         raise UnreadableError(f"{table.part.folder}: has a header and no rows: msprobe compared nothing")
     return cells
+
+
+def _holds_dump(folder: Path) -> bool:
+    try:
+        return any((part.folder / DUMP_FILE).exists() for part in open_run(folder).parts)
+    except UnreadableError:
+        return False
 
 
 def _tables_below(folder: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import tables
+from handmade import forward, tensor, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ from precdiag.judge_table import judge_table
 from precdiag.layout import Part, open_run
 from precdiag.parts import Selection
 from precdiag.table import read_table, table_of
-from precdiag.tablefile import find_tables, read_cells
+from precdiag.tablefile import find_tables, holds_tables, read_cells
 
 Real = Callable[[str], Path]
 
@@ -349,6 +350,17 @@ def test_one_table_a_rank_is_compared_as_ranks_are(tmp_path: Path) -> None:
     assert compare_tables([tmp_path], Policy(), Selection(steps=(0,))).exit_code == 0
     with pytest.raises(UsageError, match="none of the steps"):
         compare_tables([tmp_path], Policy(), Selection(steps=(1,)))
+
+
+def test_a_table_beside_dumps_does_not_take_their_place(tmp_path: Path) -> None:
+    for side in ("baseline", "candidate"):
+        write(tmp_path / side / "step0/rank0", {"Torch.a.0.forward": forward([], [tensor()])})
+        tables.write_csv(tmp_path / side / "step0/compare_result_rank0_1.csv", STEP)
+        assert not holds_tables(tmp_path / side)
+    assert not holds_tables(tmp_path)
+    tables.write_csv(tmp_path / "out/step0/rank0/compare_result_1.csv", STEP)
+    assert holds_tables(tmp_path / "out") and not holds_tables(tmp_path / "nowhere")
+    assert [part.place.rank for part in bitwise(tmp_path / "out").parts] == [0]
 
 
 def test_two_tables_of_one_rank_are_refused(tmp_path: Path) -> None:
