@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from precdiag.rows import CHECKSUM_CRC, CHECKSUM_NONE, CHECKSUM_XOR, EXACT_INTEGER
@@ -22,52 +23,65 @@ _CRC = re.compile(r"[0-9a-f]{8}")
 _CLASS = re.compile(r"<class '(.*)'>")
 
 
-def texts(column: pd.Series[str]) -> pd.Series[str]:
-    """Return cells as stripped text: a trailing tab and a leading blank are msprobe's guards against spreadsheets."""
-    return column.astype(str).str.strip()
+def of_texts(column: pd.Series[str]) -> pd.Series[str]:
+    """Return a column of texts as a categorical: what is parsed here is parsed once for each distinct text."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return column
+    codes, unique = pd.factorize(column.to_numpy(dtype=object))
+    return pd.Series(pd.Categorical.from_codes(codes, pd.Index(unique, dtype=object)), index=column.index)
+
+
+def texts(column: pd.Series[str]) -> np.ndarray:
+    """Return each cell's text, stripped: trailing tabs and leading blanks are guards against spreadsheets (object)."""
+    return _spread(column, lambda text: text.to_numpy(dtype=object))
 
 
 def is_empty(column: pd.Series[str]) -> np.ndarray:
     """Mark cells in which a side says nothing (`N/A`, `None`, nothing at all)."""
+    return _spread(column, lambda text: text.str.lower().isin(EMPTY).to_numpy(dtype=bool))
+
+
+def matches(column: pd.Series[str], pattern: str) -> np.ndarray:
+    """Mark cells in whose text a regular expression is found."""
+    return _spread(column, lambda text: text.str.contains(pattern, case=False).to_numpy(dtype=bool))
+
+
+def statistics(column: pd.Series[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a statistic's values (float64, NaN also where null), where one stands, and the digits of large integers.
+
+    One stands where there is a number, a flag or NaN; the digits (object, else None) are those of integers beyond what
+    float64 holds.
+    """
     import numpy as np
 
-    return np.asarray(column.str.lower().isin(EMPTY))
-
-
-def statistics(column: pd.Series[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a statistic's values (float64, NaN also where null) and where one stands: a number, NaN or a flag."""
-    import numpy as np
-
-    values = _numbers(column)
-    nan = column.str.lower().isin(_NANS).to_numpy()
-    return values, ~np.isnan(values) | nan
-
-
-def exact_integers(column: pd.Series[str]) -> np.ndarray:
-    """Return the text of integers that float64 cannot hold, else None: object array."""
-    import numpy as np
-
-    exact = np.full(len(column), None, dtype=object)
-    for at in np.flatnonzero(column.str.fullmatch(_EXACT).to_numpy(dtype=bool)).tolist():
-        text = column.iat[at]
-        exact[at] = text if abs(int(text)) > EXACT_INTEGER else None
-    return exact
+    text, codes = _distinct(column)
+    values = _numbers(text)
+    stands, exact = ~np.isnan(values), np.full(len(text), None, dtype=object)
+    rest = np.flatnonzero(~stands)
+    stands[rest] = text.iloc[rest].str.lower().isin(_NANS).to_numpy(dtype=bool)
+    for at in np.flatnonzero(np.abs(values) > EXACT_INTEGER).tolist():
+        exact[at] = text.iat[at] if _EXACT.fullmatch(text.iat[at]) else None
+    return values[codes], stands[codes], exact[codes]
 
 
 def metrics(column: pd.Series[str]) -> np.ndarray:
     """Return a metric's values: float64, percent as ratio, inf where too unlike for a number, NaN where not said."""
     import numpy as np
 
-    percent = column.str.endswith("%").to_numpy(dtype=bool)
-    values = _numbers(column.str.removesuffix("%"))
-    values = np.where(percent, values / 100, values)
-    values[column.str.lower().isin(_UNLIKE).to_numpy()] = np.inf
-    return values
+    def parse(text: pd.Series[str]) -> np.ndarray:
+        values = _numbers(text.str.removesuffix("%"))
+        values = np.where(text.str.endswith("%").to_numpy(dtype=bool), values / 100, values)
+        values[text.str.lower().isin(_UNLIKE).to_numpy(dtype=bool)] = np.inf
+        return values
+
+    return _spread(column, parse)
 
 
 def requires_grad(column: pd.Series[str]) -> np.ndarray:
     """Return 1, 0, or -1 where it is not said: int8."""
-    return column.str.lower().map(_TRUTH).fillna(-1).to_numpy(dtype="int8")
+    return _spread(column, lambda text: text.str.lower().map(_TRUTH).fillna(-1).to_numpy(dtype="int8"))
 
 
 def checksums(column: pd.Series[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -78,14 +92,19 @@ def checksums(column: pd.Series[str]) -> tuple[np.ndarray, np.ndarray]:
     """
     import numpy as np
 
-    known = ~is_empty(column)
-    is_xor = bool(column.str.startswith("0x").any())
-    if not is_xor:
-        whole = column.str.removesuffix(".0")
-        column = column.where(~whole.str.fullmatch(r"\d{1,8}"), whole.str.zfill(8))
-        known &= column.str.fullmatch(_CRC).to_numpy(dtype=bool)
-    kind = np.where(known, CHECKSUM_XOR if is_xor else CHECKSUM_CRC, CHECKSUM_NONE).astype(np.int8)
-    return column.where(known, None).to_numpy(dtype=object, copy=True), kind
+    is_xor = bool(matches(column, r"\A0x").any())
+
+    def parse(text: pd.Series[str]) -> np.ndarray:
+        known = ~text.str.lower().isin(EMPTY)
+        if not is_xor:
+            whole = text.str.removesuffix(".0")
+            text = text.where(~whole.str.fullmatch(r"\d{1,8}"), whole.str.zfill(8))
+            known &= text.str.fullmatch(_CRC)
+        return text.where(known, None).to_numpy(dtype=object)
+
+    sums = _spread(column, parse)
+    kind = np.where(sums != None, CHECKSUM_XOR if is_xor else CHECKSUM_CRC, CHECKSUM_NONE)  # noqa: E711 - elementwise
+    return sums, kind.astype(np.int8)
 
 
 def argument_type(dtype: str) -> str | None:
@@ -115,6 +134,21 @@ def argument_text(kind: str, value: str) -> str:
         return repr(float(value) + 0.0)
     except ValueError:
         return value
+
+
+def _distinct(column: pd.Series[str]) -> tuple[pd.Series[str], np.ndarray]:
+    """Return the distinct texts of a column, stripped, and which of them stands in each cell."""
+    import pandas as pd
+
+    text = pd.Series([each.strip() for each in column.cat.categories], dtype=object)
+    return text, column.cat.codes.to_numpy()
+
+
+def _spread(column: pd.Series[str], parse: Callable[[pd.Series[str]], np.ndarray]) -> np.ndarray:
+    """Parse each distinct text of a column once, and lay what it means on the cells."""
+    text, codes = _distinct(column)
+    parsed: np.ndarray = parse(text)
+    return parsed[codes]
 
 
 def _numbers(column: pd.Series[str]) -> np.ndarray:

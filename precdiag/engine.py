@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING
 from precdiag.align import Pairing, merged_order
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UnreadableError
-from precdiag.evidence import ARGUMENT, BASELINE_ONLY, CANDIDATE_ONLY, DIFFERENT, DTYPE, NOTHING
+from precdiag.evidence import BASELINE_ONLY, CANDIDATE_ONLY, DIFFERENT, EQUAL, NOTHING, UNKNOWN, Pairs, judge_exactly
 from precdiag.judge import Judged, Policy
 from precdiag.judge_table import judge_table
 from precdiag.layout import DUMP_FILE, Part
 from precdiag.msprobe import Msprobe, run_compare
+from precdiag.statistic import element_counts
 from precdiag.table import paired_calls, read_table
 from precdiag.tablefile import TableFile
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+UNPAIRED_REASON = "msprobe compared it with nothing, although both dumps have it"
 
 # What msprobe takes for a process's folder in a step.
 _PROCESS = re.compile(r"(?:rank|proc)\d+\Z")
@@ -99,27 +102,22 @@ class Engine:
 def laid_on(table: Judged, baseline: Dump, candidate: Dump) -> Judged:
     """Return the verdicts of a judged table on the rows of the two dumps that it was made of.
 
-    The order of execution, modules and stacks are the dumps'; what the table has no row for stands as one-sided. Rows
-    of one name that msprobe leaves without a partner, because their types differ, are paired and different in that.
-    Raises UnreadableError where the table names rows that the dumps do not hold.
+    The order of execution, modules and stacks are the dumps'. Rows of one name that msprobe left without a partner or
+    out of its table are paired: they differ where their types, shapes or arguments do, and are unknown otherwise. What
+    only one dump has stands as one-sided. Raises UnreadableError where the table names rows that the dumps do not hold.
     """
-    import numpy as np
     import pandas as pd
 
     rows = table.rows
     b = _positions(table.baseline, rows["baseline"].to_numpy(), baseline)
     c = _positions(table.candidate, rows["candidate"].to_numpy(), candidate)
-    b, c, typed = _with_partners(b, c, baseline, candidate)
     lines = rows.assign(baseline=b, candidate=c)
-    lines.loc[typed, "state"] = DIFFERENT
-    tensor = baseline.rows["tensor"].to_numpy()[b[typed]] & candidate.rows["tensor"].to_numpy()[c[typed]]
-    lines.loc[typed, "aspects"] = np.where(tensor, DTYPE, ARGUMENT).astype(np.uint8)
-    lines.loc[typed, "outside"] = True
+    left_b, left_c = _left_out(lines, baseline, candidate)
+    alone = (lines["baseline"].isin(left_b) | lines["candidate"].isin(left_c)) & ((b < 0) | (c < 0))
+    lines = pd.concat([lines[~alone], _typed(baseline, candidate, left_b, left_c, lines.columns)], ignore_index=True)
     lines = pd.concat([lines, *_missing(lines, baseline, candidate)], ignore_index=True)
-    calls, lines["call"] = paired_calls(
-        baseline, candidate, lines["baseline"].to_numpy(), lines["candidate"].to_numpy()
-    )
     sides = {side: lines[side].to_numpy() for side in ("baseline", "candidate")}
+    calls, lines["call"] = paired_calls(baseline, candidate, sides["baseline"], sides["candidate"])
     order = merged_order(sides, baseline.rows["order"].to_numpy(), candidate.rows["order"].to_numpy())
     lines = lines.iloc[order].reset_index(drop=True)
     pairing = Pairing(calls=calls, rows=lines[["baseline", "candidate", "call"]])
@@ -143,19 +141,44 @@ def _positions(shown: Dump, at: np.ndarray, dump: Dump) -> np.ndarray:
     return np.where(at >= 0, np.append(found, -1)[at], -1)
 
 
-def _with_partners(
-    b: np.ndarray, c: np.ndarray, baseline: Dump, candidate: Dump
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pair candidate rows that have no partner with a baseline row of the same name that the table leaves out."""
+def _left_out(lines: pd.DataFrame, baseline: Dump, candidate: Dump) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of rows that both dumps have by one name, and that no line pairs."""
     import numpy as np
 
-    names = _names(baseline)
-    alone = np.flatnonzero((b < 0) & (c >= 0))
-    partner = names.get_indexer(_names(candidate)[c[alone]])
-    free = (partner >= 0) & ~np.isin(partner, b)
-    b = b.copy()
-    b[alone[free]] = partner[free]
-    return b, c, alone[free]
+    paired = lines[(lines["baseline"] >= 0) & (lines["candidate"] >= 0)]
+    b = np.setdiff1d(np.arange(len(baseline.rows)), paired["baseline"])
+    c = np.setdiff1d(np.arange(len(candidate.rows)), paired["candidate"])
+    partner = _names(baseline)[b].get_indexer(_names(candidate)[c])
+    return b[partner[partner >= 0]], c[partner >= 0]
+
+
+def _typed(baseline: Dump, candidate: Dump, b: np.ndarray, c: np.ndarray, columns: pd.Index[str]) -> pd.DataFrame:
+    """Judge pairs of which the table says nothing by what the dumps say exactly, which proves no tensor's values."""
+    import numpy as np
+    import pandas as pd
+
+    pairs = Pairs(baseline, candidate, b, c)
+    judge_exactly(pairs)
+    left, right = pairs.of("tensor")
+    valued = left & right & (element_counts(baseline.rows["shape"])[b] != 0)
+    pairs.unknown(valued & (pairs.state == EQUAL), UNPAIRED_REASON)
+    frame = pd.DataFrame({"baseline": b, "candidate": c, "state": pairs.state, "aspects": pairs.aspects})
+    frame = frame.assign(reason=pairs.reason, evidence=np.int8(NOTHING), nonfinite=np.uint8(0))
+    frame = frame.assign(outside=pairs.state == DIFFERENT, blocking=pairs.state == UNKNOWN)
+    return _whole(frame, columns)
+
+
+def _whole(frame: pd.DataFrame, columns: pd.Index[str]) -> pd.DataFrame:
+    """Add the columns of judged rows that a frame lacks: no number, no word."""
+    import numpy as np
+    import pandas as pd
+
+    for column in columns.difference(frame.columns):
+        empty = None if column in ("reason", "result") else np.nan
+        frame[column] = pd.Series(empty, index=frame.index, dtype=object if empty is None else np.float64)
+    for column in columns.intersection(["reason", "result"]):
+        frame[column] = frame[column].astype(object).where(frame[column].notna(), None)
+    return frame[columns]
 
 
 def _missing(lines: pd.DataFrame, baseline: Dump, candidate: Dump) -> list[pd.DataFrame]:
@@ -171,8 +194,6 @@ def _missing(lines: pd.DataFrame, baseline: Dump, candidate: Dump) -> list[pd.Da
         frame = pd.DataFrame({"baseline": -1, "candidate": -1, "state": np.int8(state)}, index=range(len(rest)))
         frame[side] = rest
         blank = {"aspects": np.uint8(0), "evidence": np.int8(NOTHING), "outside": False, "blocking": False}
-        frame = frame.assign(**blank, nonfinite=np.uint8(0)).reindex(columns=lines.columns)
-        for column in frame.columns.intersection(["reason", "result"]):
-            frame[column] = pd.Series([None] * len(rest), dtype=object)
+        frame = _whole(frame.assign(**blank, nonfinite=np.uint8(0)), lines.columns)
         frames.append(frame)
     return frames

@@ -94,7 +94,7 @@ def judge_pairs(pairs: Pairs, progress: Callable[[int, int], None], effort: Effo
     """
     import numpy as np
 
-    notes = _judge_exactly(pairs)
+    notes = judge_exactly(pairs)
     left, right = pairs.of("tensor")
     elements = element_counts(pairs.baseline.rows["shape"])[pairs.b]
     valued = left & right & pairs.same_text("shape") & (elements != 0)
@@ -110,7 +110,7 @@ def judge_pairs(pairs: Pairs, progress: Callable[[int, int], None], effort: Effo
     return (*notes, *_exclude_uninitialised(pairs), *_notes(pairs))
 
 
-def _judge_exactly(pairs: Pairs) -> list[str]:
+def judge_exactly(pairs: Pairs) -> list[str]:
     """Compare shape, dtype, requires_grad and arguments."""
     import numpy as np
 

@@ -73,7 +73,7 @@ def judge_table(table: Table, policy: Policy) -> Judged:
     columns = {"max_abs": max_abs, "max_rel": max_rel, "cosine": cosine, "max_ulp": np.full(len(cells), np.nan)}
     judged = settle(pairs, table.pairing, policy, columns, (*notes, f"read from {_SEES[table.task]}"))
     results = table.results()
-    return judged if results is None else replace(judged, rows=judged.rows.assign(result=results.to_numpy()))
+    return judged if results is None else replace(judged, rows=judged.rows.assign(result=results))
 
 
 def _require_metrics(table: Table, policy: Policy) -> None:
@@ -115,12 +115,12 @@ def _judge_tensor_metrics(
 def _judge_unmeasured(pairs: Pairs, cells: pd.DataFrame, silent: np.ndarray) -> None:
     """Rows without a single metric: NaN or Inf at other places, or a file that msprobe could not read."""
     first = next(cells[name] for name in TENSOR_METRICS if name in cells)
-    apart = silent & (first.str.lower() == "n/a").to_numpy()
+    apart = silent & cell.matches(first, r"\AN/A\Z")
     nonfinite = pairs.deltas.nonfinite != 0
     pairs.differ(apart & nonfinite, VALUE)
     pairs.unknown(apart & ~nonfinite, NO_METRIC_REASON)
     if "data_name" in cells:
-        files = cells["data_name"].str.contains(r"\.(?:pt|npy)\b").to_numpy(dtype=bool)
+        files = cell.matches(cells["data_name"], r"\.(?:pt|npy)\b")
         pairs.unknown(silent & ~apart & files, NO_FILE_REASON)
 
 

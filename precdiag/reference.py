@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from precdiag.cells import texts
 from precdiag.compare import Comparison, PartResult
 from precdiag.decode import Calls, MalformedError, decode, plain
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
@@ -116,8 +117,9 @@ def _results(table: TableFile) -> dict[str, str]:
     results = read.results()
     if results is None:
         return {}
-    same = read.cells["npu name"] == read.cells["bench name"]
-    return dict(zip(read.cells["npu name"][same], results[same], strict=True))
+    npu, bench = (texts(read.cells[f"{side} name"]) for side in ("npu", "bench"))
+    same = npu == bench
+    return dict(zip(npu[same], results[same], strict=True))
 
 
 def trim(part: Part, calls: set[str], folder: Path) -> None:

@@ -42,6 +42,7 @@ _ROW_NAME = re.compile(
     r"|(?P<module>.+?\.parameters_grad(?:\.\d+)?)\.(?P<parameter>.+)\Z"
     r"|(?P<other>.+)\.(?P<rest>[^.]*)\Z"
 )
+_GROUPS = ("call", "module", "other"), ("slot", "parameter", "rest")
 _PLACES = {"input": INPUT, "parameters": PARAMETER}
 
 LOST_ORDER_NOTE = (
@@ -70,9 +71,9 @@ class Table:
         """What the table compares: `tensor`, `statistics`, `md5` or `xor`."""
         return _task(self.cells)
 
-    def results(self) -> pd.Series[str] | None:
-        """msprobe's own word for each line, None where the table has no such column."""
-        return next((self.cells[name] for name in _RESULTS if name in self.cells), None)
+    def results(self) -> np.ndarray | None:
+        """msprobe's own word for each line (object), None where the table has no such column."""
+        return next((cell.texts(self.cells[name]) for name in _RESULTS if name in self.cells), None)
 
 
 def read_table(file: TableFile) -> Table:
@@ -85,8 +86,9 @@ def table_of(cells: pd.DataFrame, part: Part) -> Table:
     import numpy as np
     import pandas as pd
 
-    cells = cells.apply(cell.texts)
-    names = {side: _Names(cells[f"{side} name"]) for side in ("bench", "npu")}
+    cells = cells.apply(cell.of_texts)
+    taken_apart: dict[str, tuple[str, str]] = {}
+    names = {side: _Names(cells[f"{side} name"], taken_apart) for side in ("bench", "npu")}
     if (twice := cells.duplicated(["npu name", "bench name"])).any():
         where = cells["npu name"][twice].iloc[0]
         raise UnreadableError(f"{part.folder}: names {where} twice", hint="one table holds one step and rank")
@@ -116,14 +118,26 @@ class _Names:
     there: the side has the row. call, slot: object. row: its position in the side's frame, -1 where it has none.
     """
 
-    def __init__(self, column: pd.Series[str]) -> None:
+    def __init__(self, column: pd.Series[str], taken_apart: dict[str, tuple[str, str]]) -> None:
         import numpy as np
 
         self.there = ~cell.is_empty(column)
-        parts = column.str.extract(_ROW_NAME)
-        self.call = parts["call"].fillna(parts["module"]).fillna(parts["other"]).fillna(column).to_numpy()
-        self.slot = parts["slot"].fillna(parts["parameter"]).fillna(parts["rest"]).fillna("").to_numpy()
+        names = cell.texts(column).tolist()
+        for name in names:
+            if name not in taken_apart:
+                taken_apart[name] = _split(name)
+        self.call = np.array([taken_apart[name][0] for name in names], dtype=object)
+        self.slot = np.array([taken_apart[name][1] for name in names], dtype=object)
         self.row = np.where(self.there, np.cumsum(self.there) - 1, -1)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split a row's name into its call's and the slot."""
+    match = _ROW_NAME.match(name)
+    if match is None:
+        return name, ""
+    call, slot = (next(filter(None, match.group(*keys)), "") for keys in _GROUPS)
+    return call, slot
 
 
 def _dump(cells: pd.DataFrame, side: str, names: _Names, part: Part) -> Dump:
@@ -131,7 +145,7 @@ def _dump(cells: pd.DataFrame, side: str, names: _Names, part: Part) -> Dump:
     import pandas as pd
 
     here = cells[names.there].reset_index(drop=True)
-    blank = pd.Series("", index=here.index, dtype=object)
+    blank = cell.of_texts(pd.Series("", index=here.index, dtype=object))
 
     def column(name: str) -> pd.Series[str]:
         return here.get(f"{side} {name}", blank)
@@ -146,28 +160,30 @@ def _dump(cells: pd.DataFrame, side: str, names: _Names, part: Part) -> Dump:
     rows["io"] = np.array([_PLACES.get(slot.partition(".")[0], OUTPUT) for slot in rows["slot"].cat.categories], "i1")[
         rows["slot"].cat.codes
     ]
-    dtype = column("dtype")
+    dtype = pd.Series(cell.texts(column("dtype")))
     types = dtype.map({text: cell.argument_type(text) for text in dtype.unique()})
     tensor = types.isna().to_numpy()
     rows["type"] = pd.Categorical(types.fillna("torch.Tensor"))
     rows["tensor"] = tensor
     rows["dtype"] = pd.Categorical(dtype.where(tensor, ""))
-    rows["shape"] = pd.Categorical(column("tensor shape").where(tensor, ""))
+    rows["shape"] = pd.Categorical(np.where(tensor, cell.texts(column("tensor shape")), ""))
     known = np.zeros(len(rows), dtype=np.uint8)
     exact = np.full(len(rows), None, dtype=object)
     for bit, name in enumerate(STATISTICS):
-        values, stands = cell.statistics(column(_COLUMN[name]))
+        values, stands, digits = cell.statistics(column(_COLUMN[name]))
         rows[name] = np.where(tensor & stands, values, np.nan)
         known |= (tensor & stands).astype(np.uint8) << bit
-        exact = _joined(exact, name.capitalize(), cell.exact_integers(column(_COLUMN[name])))
+        exact = _joined(exact, name.capitalize(), digits)
     rows["known"] = _without_nulls(rows, known)
     rows["requires_grad"] = cell.requires_grad(column("requires_grad"))
     checksum, kind = cell.checksums(column("md5"))
     checksum[~tensor] = None
     rows["checksum"] = _texts(checksum)
     rows["checksum_kind"] = np.where(tensor, kind, CHECKSUM_NONE).astype(np.int8)
-    value = _arguments(types, column("max"), column("tensor shape"), column("md5"))
-    rows["value"] = _texts(np.where(tensor, exact, value))
+    arguments = np.flatnonzero(~tensor)
+    said = [column(name).iloc[arguments] for name in ("max", "tensor shape", "md5")]
+    exact[~tensor] = _arguments(types.iloc[arguments], *said)
+    rows["value"] = _texts(exact)
     rows["file"] = _texts(np.full(len(rows), None, dtype=object))
     stacks = _stacks(here[_STACK], rows["call"]) if side == "npu" and _STACK in here else {}
     level = _level(calls)
@@ -202,15 +218,14 @@ def _level(calls: np.ndarray) -> str:
 
 def _task(cells: pd.DataFrame) -> str:
     if "npu md5" in cells:
-        return "xor" if cells["npu md5"].str.startswith("0x").any() else "md5"
+        return "xor" if cell.matches(cells["npu md5"], r"\A0x").any() else "md5"
     return "tensor" if "cosine" in cells or "maxabserr" in cells else "statistics"
 
 
 def _joined(texts: np.ndarray, label: str, more: np.ndarray) -> np.ndarray:
     """Spell exact integers as rows.py does: `Max=… Min=…`."""
-    for at, text in enumerate(more):
-        if text is not None:
-            texts[at] = f"{texts[at]} {label}={text}" if texts[at] else f"{label}={text}"
+    for at in [at for at, text in enumerate(more.tolist()) if text is not None]:
+        texts[at] = f"{texts[at]} {label}={more[at]}" if texts[at] else f"{label}={more[at]}"
     return texts
 
 
@@ -228,20 +243,17 @@ def _arguments(types: pd.Series[str], value: pd.Series[str], shape: pd.Series[st
     """The text of each argument: what stands as its Max; a size or a slice as its shape; else its checksum."""
     import numpy as np
 
-    text = value.where(~cell.is_empty(value), md5)
-    text = text.where(~types.isin(["torch.Size", "slice"]), shape)
-    spelt = {
-        (kind, each): cell.argument_text(str(kind), each)
-        for kind, each in set(zip(types.dropna(), text[types.notna()], strict=True))
-    }
-    return np.array([spelt.get(key) for key in zip(types, text, strict=True)], dtype=object)
+    text = np.where(cell.is_empty(value), cell.texts(md5), cell.texts(value))
+    text = np.where(types.isin(["torch.Size", "slice"]), cell.texts(shape), text)
+    return np.array([cell.argument_text(*pair) for pair in zip(types, text.tolist(), strict=True)], dtype=object)
 
 
 def _stacks(column: pd.Series[str], call: pd.Series[str]) -> dict[str, tuple[str, ...]]:
     """Each call's stack, which stands on its first row."""
-    said = ~cell.is_empty(column) & (column != "[]").to_numpy()
-    frames = {text: _frames(text) for text in column[said].unique()}
-    return {name: frames[text] for name, text in zip(call[said], column[said], strict=True)}
+    said = ~cell.is_empty(column) & ~cell.matches(column, r"\A\[\]\Z")
+    texts = cell.texts(column)[said].tolist()
+    frames = {text: _frames(text) for text in set(texts)}
+    return {name: frames[text] for name, text in zip(call[said], texts, strict=True)}
 
 
 def _frames(text: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from precdiag.cells import of_texts
 from precdiag.errors import PrecdiagError, UnreadableError
 from precdiag.layout import DUMP_FILE, Part, open_run, part_order
 
@@ -72,7 +73,7 @@ def find_tables(paths: Sequence[Path]) -> tuple[TableFile, ...]:
 
 
 def read_cells(table: TableFile) -> pd.DataFrame:
-    """Return a table's cells as text (object columns), columns by their names in lower case.
+    """Return a table's cells as categoricals of text, columns by their names in lower case.
 
     Raises UnreadableError where a file is missing, cut short, or no table that msprobe writes, or has no rows;
     PrecdiagError where an xlsx needs python-calamine and it is not installed.
@@ -80,8 +81,8 @@ def read_cells(table: TableFile) -> pd.DataFrame:
     import pandas as pd
 
     frames = [_read_csv(file) if file.suffix.lower() == ".csv" else _read_xlsx(file) for file in table.files]
-    cells = pd.concat(frames, ignore_index=True).fillna("")
-    cells = cells[(cells[list(NAMES)] != "").any(axis=1)].reset_index(drop=True)
+    cells = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True).fillna("")
+    cells = cells[(cells[list(NAMES)] != "").any(axis=1)].reset_index(drop=True).apply(of_texts)
     if cells.empty:
         raise UnreadableError(f"{table.part.folder}: has a header and no rows: msprobe compared nothing")
     return cells
@@ -119,7 +120,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
     if not text.strip():
         raise UnreadableError(f"{path}: empty; expected a table that `msprobe compare` writes")
     try:
-        frame = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, sep=delimiter)
+        frame = pd.read_csv(io.StringIO(text), dtype=object, keep_default_na=False, sep=delimiter)
     except (pd.errors.ParserError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise UnreadableError(f"{path}: cannot be read as a table: {reason}", hint="is it cut short?") from None

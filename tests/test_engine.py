@@ -132,6 +132,20 @@ def test_what_the_table_leaves_out_is_taken_from_the_dumps(tmp_path: Path) -> No
     assert judged.rows["aspects"].tolist() == [0, 0, 2, 4, 0]
 
 
+def test_what_msprobe_leaves_without_a_partner_differs_only_where_the_dumps_do(tmp_path: Path) -> None:
+    """1.2.2 pairs nothing of a call in which one shape differs."""
+    name = "Torch.b.0.forward"
+    sides = (
+        {name: forward([tensor(), scalar(1)], [tensor(shape=[8])])},
+        {name: forward([tensor(), scalar(1)], [tensor(shape=[1, 8])])},
+    )
+    alone = {"Bench Name": "N/A", "Bench Dtype": "N/A"}
+    lines = [{**tables.statistics(f"{name}.{slot}"), **alone} for slot in ("input.0", "input.1", "output.0")]
+    judged = dumps_and_table(tmp_path, sides, *lines)
+    assert verdicts(judged) == {f"{name}.input.0": 2, f"{name}.input.1": 0, f"{name}.output.0": 1}
+    assert judged.rows["blocking"].tolist() == [True, False, False]
+
+
 def test_a_table_of_other_dumps_is_refused(tmp_path: Path) -> None:
     data = {"Torch.b.0.forward": forward([tensor()], [])}
     with pytest.raises(PrecdiagError, match=r"names Torch\.z\.0\.forward\.input\.0, which .* does not hold"):
@@ -211,7 +225,8 @@ def test_the_exit_status_proves_nothing(tmp_path: Path, stand_in: StandIn) -> No
     assert run(stand_in.leaves(1, _rank0=FAULT), *runs).exit_code == 1
     assert run(stand_in.leaves(1, _rank0=LINES), *runs).exit_code == 0
     other = run(stand_in.leaves(0, _rank0=LINES[:1]), *runs)
-    assert other.exit_code != 0, "half a table is no proof for the other half"
+    assert (other.verdict, other.exit_code, other.coverage.unknown) == ("not-comparable", 2, 1)
+    assert any("both dumps have it" in note for note in other.notes)
 
 
 def test_a_path_that_msprobe_refuses_is_named(tmp_path: Path, stand_in: StandIn) -> None:

@@ -61,7 +61,7 @@ def test_on_a_trimmed_pair_msprobe_says_what_it_says_in_its_full_table(real: Rea
     full = read_table(file)
     results = full.results()
     assert results is not None
-    words = dict(zip(full.cells["npu name"], results, strict=True))
+    words = dict(zip(full.cells["npu name"].astype(str), results, strict=True))
     rows = [row for row in (*asked.around, *asked.symptoms) if row.how]
     assert {row.name: row.result for row in rows} == {row.name: words[row.name] for row in rows}
     assert len(rows) > 10 and asked.cause is not None and asked.cause.row.result == "pass"
