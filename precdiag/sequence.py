@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from precdiag.edits import common_runs
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 EXACT_CELLS = 1 << 21
 # Below this an exact solution costs less than a search for anchors.
 _SMALL_CELLS = 1 << 12
+# How much of a long run of equal keys stays open at either end.
+_OPEN_ENDS = 8
 # Rows of a call that are compared when one pair is preferred to another.
 ROWS_COMPARED = 8
 # Priorities as digits of one number, none of which can carry: pairs, rows of equal value, rows of equal shape, names.
@@ -56,8 +60,9 @@ def align_sequences(left: Sequence, right: Sequence) -> tuple[np.ndarray, np.nda
 
     Among the longest alignments the one with most rows of equal value, then of equal shape and dtype, then of equal
     names. Near-linear where values agree: equal heads and tails are trimmed, what stands equally often on both sides
-    anchors, and only the gaps between are solved exactly; a gap too large for that is halved along a longest
-    alignment of its keys (Hirschberg, on bit vectors), where only the choice among equally long ones is not exact.
+    anchors, and only the gaps between are solved exactly. A gap too large for that is first cut at long runs of
+    equal keys (Myers), else halved along a longest alignment of its keys (Hirschberg, on bit vectors); there only the
+    choice among equally long alignments is not exact.
     """
     import numpy as np
 
@@ -112,7 +117,7 @@ def _solve(left: Sequence, right: Sequence, gap: _Gap) -> tuple[tuple[np.ndarray
     here, there = left.part(begin, end), right.part(other, other_end)
     cells = len(here.key) * len(there.key)
     if cells > _SMALL_CELLS:
-        for search in (_by_whole, _by_rows):
+        for search in (_by_whole, _by_rows, _by_runs):
             anchors = search(here, there)
             if len(anchors[0]):
                 return (anchors[0] + begin, anchors[1] + other), list(_between(anchors, gap))
@@ -215,6 +220,23 @@ def _by_rows(left: Sequence, right: Sequence) -> tuple[np.ndarray, np.ndarray]:
     at, against = at[keep], against[keep]
     fresh = np.diff(at, prepend=-1) > 0  # several rows of one call anchor it once
     return at[fresh], against[fresh]
+
+
+def _by_runs(left: Sequence, right: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    """Anchor the inside of long runs of equal keys, where a gap is too large to be solved at once.
+
+    Their ends are left open: there the choice among equally long alignments is made by values, shapes and names.
+    """
+    import numpy as np
+
+    nowhere = np.array([], dtype=np.int64)
+    runs = None if len(left.key) * len(right.key) <= EXACT_CELLS else common_runs(left.key, right.key)
+    if runs is None:
+        return nowhere, nowhere
+    runs = runs[runs[:, 2] > 2 * _OPEN_ENDS] + np.array([_OPEN_ENDS, _OPEN_ENDS, -2 * _OPEN_ENDS])
+    length = runs[:, 2]
+    place = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+    return np.repeat(runs[:, 0], length) + place, np.repeat(runs[:, 1], length) + place
 
 
 def _anchors(left: np.ndarray, right: np.ndarray, *, strictly: bool = True) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from precdiag.align import Pairing, pair
 from precdiag.compare import compare
 from precdiag.document import comparison_document
 from precdiag.dump import Dump, read_dump
+from precdiag.edits import common_runs
 from precdiag.errors import UnreadableError
 from precdiag.judge import Policy
 from precdiag.layout import Part
@@ -256,10 +257,18 @@ def test_an_alignment_is_a_longest_common_subsequence(left: list[int], right: li
             lengths[row + 1, column + 1] = max(inherited, lengths[row, column] + (one == other))
     sides = [made(keys, np.random.default_rng(seed + at)) for at, keys in enumerate((left, right))]
     found = [align_sequences(sides[0], sides[1]), sequence.exact(sides[0], sides[1]), sequence.halved(*sides, cells=20)]
+    runs = common_runs(sides[0].key, sides[1].key)
+    assert runs is not None
+    found.append((spelt_out(runs[:, 0], runs[:, 2]), spelt_out(runs[:, 1], runs[:, 2])))
     for at, against in found:
         assert len(at) == lengths[-1, -1]
         assert (np.diff(at) > 0).all() and (np.diff(against) > 0).all()
         assert (sides[0].key[at] == sides[1].key[against]).all()
+
+
+def spelt_out(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    places = [np.arange(begin, begin + length) for begin, length in zip(begins, lengths, strict=True)]
+    return np.concatenate([np.array([], dtype=np.int64), *places])
 
 
 def made(keys: Sequence[int], rng: np.random.Generator) -> sequence.Sequence:
@@ -273,7 +282,7 @@ def made(keys: Sequence[int], rng: np.random.Generator) -> sequence.Sequence:
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_hundred_thousand_calls_with_a_thousand_insertions_align_in_seconds(alike: bool) -> None:
-    """With equal values, and (far slower) with not one value that could serve as an anchor."""
+    """With equal values, and with not one value that could serve as an anchor."""
     rng = np.random.default_rng(0)
     keys = np.tile(rng.integers(0, 40, 500), 200)
     base = made(keys.tolist(), rng)
@@ -284,7 +293,7 @@ def test_a_hundred_thousand_calls_with_a_thousand_insertions_align_in_seconds(al
         longer.whole[kept], longer.values[kept] = base.whole, base.values
     began = time.perf_counter()
     at, against = align_sequences(base, longer)
-    assert time.perf_counter() - began < (2 if alike else 30)
+    assert time.perf_counter() - began < (2 if alike else 15)
     assert len(at) == len(keys) and (against == kept).all()
 
 
