@@ -66,7 +66,7 @@ def _inputs(dump: Dump, origin: Origin, index: list[int]) -> list[dict[str, Any]
     return inputs
 
 
-def _value_at(path: Path, index: list[int]) -> float | int | bool | None:
+def _value_at(path: Path, index: list[int]) -> float | int | None:
     """The element that stands at an index once the tensor is broadcast; None where its shape does not reach there."""
     tensor = load(path)
     place = index[len(index) - tensor.dim() :]
@@ -75,4 +75,4 @@ def _value_at(path: Path, index: list[int]) -> float | int | bool | None:
     ):
         return None
     value = tensor[tuple(0 if size == 1 else at for size, at in zip(tensor.shape, place, strict=True))].item()
-    return value if isinstance(value, int | float | bool) else None
+    return value + 0 if isinstance(value, int | float) else None  # -0.0 is 0.0

@@ -96,6 +96,10 @@ def describe(dump: Dump, source: Source, found: np.ndarray) -> str:
     if source.turned_finite_by is None:
         return f"{value}: no dumped call takes it in, and everything else is finite, the gradients behind it included"
     call = dump.calls.iloc[source.turned_finite_by]
+    given = dump.rows["io"].to_numpy() == OUTPUT
+    given &= dump.rows["call"].cat.codes.to_numpy() == source.turned_finite_by
+    if (found[given] & NAN).any():
+        return f"{value}: {call['name']} takes it in, which gives NaN where it leaves nothing"
     does = "keeps it at the masked places" if call["operation"] in _KEEPERS else "turns it finite"
     return f"{value}: {call['name']} {does}"
 

@@ -20,7 +20,7 @@ from precdiag.survey import FINITE, NON_FINITE, Survey
 EVENTS_SHOWN, EXCLUDED_SHOWN, PARTS_SHOWN = 6, 5, 12
 
 _HEADLINES = {NON_FINITE: ("NON-FINITE", "bold red"), FINITE: ("FINITE", "bold green")}
-_SAID = {GENERATED: "generated anew", PROPAGATED: "passed on", KILLED: "turned finite"}
+_SAID = {GENERATED: "generated", PROPAGATED: "passed on", KILLED: "turned finite"}
 
 
 def survey_text(survey: Survey) -> str:
@@ -31,6 +31,8 @@ def survey_text(survey: Survey) -> str:
         blocks.append(
             section(f"how it spread: {_counted(survey)}", _events(survey.events[:EVENTS_SHOWN], survey.origin))
         )
+    elif survey.against_log:
+        blocks.append(labelled("the log disagrees", [("loss", survey.against_log)]))
     if survey.excluded:
         blocks.append(section("excluded: no fault", _excluded(survey.excluded)))
     if len(survey.parts) > 1:
@@ -69,8 +71,7 @@ def _elements(metrics: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _counted(survey: Survey) -> str:
-    said = [f"{survey.counts[what]:,} calls {word}" for what, word in _SAID.items() if survey.counts.get(what)]
-    return ", ".join(said)
+    return ", ".join(f"{word} {survey.counts[what]:,}" for what, word in _SAID.items() if survey.counts.get(what))
 
 
 def _events(events: Sequence[Event], origin: Origin) -> Table:
@@ -124,7 +125,7 @@ def _footing(survey: Survey) -> list[tuple[str, str]]:
     counts = f"{coverage.rows:,} rows of tensors: {coverage.finite:,} finite, {coverage.non_finite:,} not"
     rest = ((coverage.masked, "masked by intention"), (coverage.uninitialised, "uninitialised"))
     counts += "".join(f"; {count:,} {what}" for count, what in (*rest, (coverage.unknown, "unknown")) if count)
-    fields = [("coverage", counts), *(("note", note) for note in survey.notes)]
+    fields = [("coverage", counts), *(("note", note) for note in survey.notes if note != survey.against_log)]
     return [*fields, *(("next", step) for step in _next(survey))]
 
 

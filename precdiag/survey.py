@@ -22,7 +22,10 @@ XOR_REASON = "xor checksums cannot show NaN or Inf: collect with --summary stati
 
 @dataclass(frozen=True)
 class Survey:
-    """The answer of `nan`, and what it rests on. `loss`: what a training log says of NaN, if one was read."""
+    """The answer of `nan`, and what it rests on.
+
+    `loss`: what a training log says of NaN, if one was read; `against_log`: what it means that the dump shows none.
+    """
 
     verdict: str
     path: Path
@@ -33,6 +36,7 @@ class Survey:
     counts: Mapping[str, int] = field(default_factory=dict)
     excluded: tuple[Excluded, ...] = ()
     loss: LossFinding | None = None
+    against_log: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -107,12 +111,14 @@ def _concluded(path: Path, limit: int, parts: tuple[PartSurvey, ...], loss: Loss
     if first is not None and any(order.index(part.at) < order.index(first) for part in unreadable):
         verdict = NOT_READABLE
         notes.append("an earlier step could not be read, so the origin may lie there")
+    against_log = ""
     if loss is not None:
         notes += loss.notes
         verdict = NOT_READABLE if loss.silent and verdict == FINITE else verdict
         if loss.found and verdict == FINITE:
             verdict = NON_FINITE
-            notes.append(_clean_but_nan(loss, parts))
+            against_log = _clean_but_nan(loss, parts)
+            notes.append(against_log)
         elif loss.found:
             notes.append(f"the log agrees: {loss.what}")
     notes += [*_kept_inside(parts, origin), *_tallied(parts)]
@@ -131,6 +137,7 @@ def _concluded(path: Path, limit: int, parts: tuple[PartSurvey, ...], loss: Loss
         counts=counts,
         excluded=tuple(each for part in parts for each in part.excluded),
         loss=loss,
+        against_log=against_log,
         notes=tuple(notes),
     )
 
