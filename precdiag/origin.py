@@ -44,13 +44,15 @@ def find_origin(dump: Dump, classes: Classes, masks: Masks, found: np.ndarray, f
     """Name the origin among the rows of one dump, None where every row is finite.
 
     `found` and `flow` are without the harmless masks. A scalar counts where its call gave out what no tensor brought,
-    or writes without giving anything out and what was written is seen later.
+    or wrote without giving anything out (`__setitem__`) and the first tensor to hold it came from no call.
     """
     candidates = np.flatnonzero(_candidates(dump, found, flow))
     if not len(candidates):
         return None
     order = dump.rows["order"].to_numpy()
     row = int(candidates[np.argmin(order[candidates])])
+    if dump.rows["tensor"].iat[row] and int(dump.rows["io"].iat[row]) != OUTPUT:
+        row = _writer(dump, found, flow, row)
     kind, why, following, suspects = _explained(dump, classes, masks, row, found)
     call = str(dump.rows["call"].iat[row])
     stack = stack_of(dump, call)
@@ -91,14 +93,27 @@ def row_at(dump: Dump, row: int, kind: str) -> Row:
 
 
 def _candidates(dump: Dump, found: np.ndarray, flow: Flow) -> np.ndarray:
+    tensor = dump.rows["tensor"].to_numpy()
+    call = dump.rows["call"].cat.codes.to_numpy()
+    return np.asarray((found != 0) & (tensor | (flow.gained[call] != 0)))
+
+
+def _writer(dump: Dump, found: np.ndarray, flow: Flow, row: int) -> int:
+    """Return the scalar that an earlier call wrote into this row's tensor without giving anything out, else the row.
+
+    The latest call whose target has the row's shape; but for a parameter also one whose target may be a view of it.
+    """
     rows = dump.rows
-    call = rows["call"].cat.codes.to_numpy()
-    tensor, order = rows["tensor"].to_numpy(), rows["order"].to_numpy()
-    held = tensor & (found != 0)
-    writes = np.isin(dump.calls["operation"].to_numpy(), list(FILLS)) & ~flow.returns
-    last = order[held].max() if held.any() else -1
-    argument = ~tensor & (found != 0) & (((flow.gained[call]) != 0) | (writes[call] & (order < last)))
-    return held | argument
+    call, order = rows["call"].cat.codes.to_numpy(), rows["order"].to_numpy()
+    writes = (np.isin(dump.calls["operation"].to_numpy(), list(FILLS)) & ~flow.returns)[call]
+    scalars = np.flatnonzero(writes & ~rows["tensor"].to_numpy() & ((found & found[row]) != 0) & (order < order[row]))
+    shape = rows["shape"].cat.codes.to_numpy()
+    targets = np.flatnonzero(writes & (rows["slot"] == "input.0").to_numpy() & (shape == shape[row]))
+    fitting = scalars[np.isin(call[scalars], call[targets])]
+    weight = is_weight_slot(str(dump.calls["operation"].iat[call[row]]), str(rows["slot"].iat[row]))
+    if not len(fitting) and int(rows["io"].iat[row]) != PARAMETER and not weight:
+        fitting = scalars
+    return int(fitting[np.argmax(order[fitting])]) if len(fitting) else row
 
 
 def _explained(

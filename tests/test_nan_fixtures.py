@@ -149,3 +149,12 @@ def test_of_a_collection_the_one_side_is_taken_and_two_are_refused(real: Real, t
     (tmp_path / "run/baseline").mkdir()
     run = precdiag("nan", tmp_path / "run")
     assert run.returncode == 2 and "holds two sides" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_healthy_dumps_of_every_version_task_and_level_are_finite(real: Real) -> None:
+    kinds = sorted(path for path in real("dumps").glob("*/*") if path.is_dir())
+    assert len(kinds) > 10
+    for kind in kinds:
+        found = survey(kind / "C")
+        expected = ("not-readable", 2) if kind.name.startswith("xor") else ("finite", 0)
+        assert (found.verdict, found.exit_code) == expected, kind
