@@ -81,6 +81,10 @@ def compare(
     cross_device: Annotated[
         bool, typer.Option("--cross-device", help="Show first what rounding between two devices does not explain.")
     ] = False,
+    no_arbiter: Annotated[bool, typer.Option("--no-arbiter", help="Do not replay calls in float64.")] = False,
+    repro: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the call beyond rounding as a script of torch alone.")
+    ] = None,
     step: Steps = None,
     rank: Ranks = None,
     stage: Stage = None,
@@ -132,13 +136,14 @@ def compare(
     from precdiag.config import CompareSettings, load
     from precdiag.document import comparison_document
     from precdiag.engine import Engine
-    from precdiag.judge import Policy
+    from precdiag.judge import Policy, Scrutiny
     from precdiag.mapping import CallMap, read_map
     from precdiag.msprobe import find_msprobe
     from precdiag.parallelism import parallelism_of
     from precdiag.parts import Partners, Selection
     from precdiag.replicas import compare_replicas
     from precdiag.report import comparison_text, config_text, json_text, progress_on_stderr, show
+    from precdiag.repro import check_unused
     from precdiag.tablefile import holds_tables
     from precdiag.view import View
     from precdiag.workers import Resources, available
@@ -149,6 +154,7 @@ def compare(
         "cosine_min": cosine_min,
         "max_ulp": max_ulp,
         "cross_device": cross_device or None,
+        "arbiter": False if no_arbiter else None,
         "step": step,
         "rank": rank,
         "stage": stage,
@@ -176,7 +182,9 @@ def compare(
         show(config_text(loaded.rows))
         return
     settings = loaded.settings
-    policy = Policy(settings.max_abs, settings.max_rel, settings.cosine_min, settings.max_ulp)
+    scrutiny = Scrutiny(arbiter=settings.arbiter)
+    policy = Policy(settings.max_abs, settings.max_rel, settings.cosine_min, settings.max_ulp, scrutiny)
+    check_unused(repro)
     partners = Partners(settings.pair_step, settings.pair_rank, settings.pair_stage)
     selection = Selection(settings.step, settings.rank, settings.stage, partners)
     paths = [baseline, *([candidate] if candidate else []), *(tables or [])]
@@ -216,6 +224,7 @@ def compare(
     for part in comparison.parts:
         if part.error is not None:
             _complain(part.error)
+    _reproduce(comparison, repro)
     raise typer.Exit(comparison.exit_code)
 
 
@@ -612,6 +621,18 @@ def _one_side(folder: Path) -> Path:
     if len(sides) == 2:
         raise UsageError(f"{folder}: holds two sides, and one dump is looked at", hint=f"precdiag nan {sides[1]}")
     return sides[0] if sides else folder
+
+
+def _reproduce(comparison: Comparison, folder: Path | None) -> None:
+    """Write a reproduction where one is asked for; that there is none to write is said, and is no other result."""
+    from precdiag.repro import reproduce
+
+    if folder is None:
+        return
+    try:
+        _say(f"python {reproduce(comparison, folder)} reproduces the call")
+    except PrecdiagError as error:
+        _complain(str(error), error.hint)
 
 
 def _say(message: str) -> None:

@@ -292,7 +292,8 @@ def conclude_part(judged: Judged, policy: Policy, limit: int, gradients_were_equ
     replaced = judge_regions(judged)
     recognised = explained_calls(replaced, recognise(judged))
     cause = find_cause(judged, recognised, gradients_were_equal=gradients_were_equal, replaced=replaced)
-    rounding = find_rounding(judged, cause, fresh=judged.baseline.part.step in (None, 0))
+    fresh = judged.baseline.part.step in (None, 0)
+    rounding = find_rounding(judged, cause, fresh=fresh, scrutiny=policy.scrutiny)
     if cause is not None and rounding is not None:
         cause = explained_cause(cause, rounding.onset)
     return replace(summary(judged, recognised, cause, rounding, policy, limit), rounding=rounding, replaced=replaced)

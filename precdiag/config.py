@@ -164,6 +164,7 @@ class CompareSettings(Section):
     cosine_min: Annotated[float, Field(ge=-1, le=1)] | None = None
     max_ulp: Annotated[int, Field(ge=0)] | None = None
     cross_device: bool = False
+    arbiter: bool = True
     step: Integers | None = None
     rank: Integers | None = None
     stage: Text | None = None

@@ -11,6 +11,7 @@ from precdiag.cause import Cause
 from precdiag.compare import Comparison
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
+from precdiag.judge import Policy
 from precdiag.layout import part_order
 from precdiag.overview import DIFFERENT, missing, outcome_of
 from precdiag.replaced import Replaced
@@ -42,7 +43,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "schema": "precdiag.compare/1",
         "verdict": comparison.verdict,
         "evidence": EVIDENCE_NAMES[comparison.evidence],
-        "policy": {"mode": comparison.policy.mode, **asdict(comparison.policy)},
+        "policy": _policy(comparison.policy),
         "baseline": {"path": str(comparison.baseline), "used": [str(part.baseline.folder) for part in parts]},
         "candidate": {"path": str(comparison.candidate), "used": [str(part.candidate.folder) for part in parts]},
         "first_cause": None if comparison.cause is None else cause_document(comparison.cause),
@@ -107,6 +108,11 @@ def _by_rank(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
+def _policy(policy: Policy) -> dict[str, Any]:
+    bounds = {key: value for key, value in asdict(policy).items() if key != "scrutiny"}
+    return {"mode": policy.mode, **bounds}
+
+
 def beyond_document(found: Beyond) -> dict[str, Any]:
     """The first row beyond rounding: errors are relative to the baseline's norm, u is the roundoff they compare to."""
     return {
@@ -114,11 +120,13 @@ def beyond_document(found: Beyond) -> dict[str, Any]:
         "module": found.row.module,
         "source": None if found.source is None else asdict(found.source),
         **{key: getattr(found, key) for key in ("why", "e_in", "e_out", "u", "basis")},
+        "arbiter": None if found.ruling is None else asdict(found.ruling),
     }
 
 
 def _jump(jump: Jump) -> dict[str, Any]:
-    return {**row_document(jump.row), "e_in": jump.e_in, "e_out": jump.e_out, "u": jump.u}
+    ruling = None if jump.ruling is None else asdict(jump.ruling)
+    return {**row_document(jump.row), "e_in": jump.e_in, "e_out": jump.e_out, "u": jump.u, "arbiter": ruling}
 
 
 def plain(value: Any) -> Any:

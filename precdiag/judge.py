@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precdiag.align import Pairing
@@ -35,6 +36,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Scrutiny:
+    """What is to be found out about rounding, beside the verdict; it changes none.
+
+    `arbiter`: replay calls in float64 where tensors allow it. `noise`: a run whose distance from the baseline is
+    rounding alone; a row is beyond it from `k` times on.
+    """
+
+    arbiter: bool = True
+    noise: Path | None = None
+    k: float = 3.0
+
+
+@dataclass(frozen=True)
 class Policy:
     """What counts as outside: nothing set means bitwise; a row is inside a band only if it meets every bound set.
 
@@ -47,6 +61,7 @@ class Policy:
     max_rel: float | None = None
     cosine_min: float | None = None
     max_ulp: int | None = None
+    scrutiny: Scrutiny = field(default=Scrutiny(), compare=False)
 
     @property
     def mode(self) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from precdiag.arbiter import BOTH, NEITHER, Ruling
 from precdiag.compare import Bound, Comparison
 from precdiag.evidence import BYTES
 from precdiag.finding import Row
@@ -20,12 +20,11 @@ from precdiag.rounding import Beyond, Jump, Level, Rounding
 
 # How many lines the profile has at most, and how wide its longest bar is.
 PROFILE_LINES, BAR = 24, 16
-# A step up of the error from one module to the next that is marked in the profile.
-MARKED_STEP = 4.0
 ROWS_NAMED = 3
 
 _LAYER = re.compile(r"(.*?\.?\b\d+)(?:\.|\Z)")
 _NAMES = {2.0**-8: "bf16", 2.0**-11: "fp16", 2.0**-24: "fp32", 2.0**-53: "fp64"}
+_OFF = {BOTH: "both off", NEITHER: "both fine"}
 
 
 def rounding_block(comparison: Comparison, rounding: Rounding) -> list[RenderableType]:
@@ -35,7 +34,7 @@ def rounding_block(comparison: Comparison, rounding: Rounding) -> list[Renderabl
     blocks: list[RenderableType] = [labelled(title, _fields(comparison, rounding))]
     levels = [level for level in _layers(rounding.profile) if level.e > 0]
     if levels:
-        blocks.append(section("error by layer, relative to the baseline", _profile(levels)))
+        blocks.append(section("error by layer, relative to the baseline", _profile(levels, rounding.beyond)))
     if rounding.jumps:
         blocks.append(section("largest jumps", _jumps(rounding.jumps)))
     return blocks
@@ -100,6 +99,8 @@ def _beyond(beyond: Beyond) -> list[tuple[str, str]]:
     grown = "" if row.kind == "parameter" else f"{in_units(beyond.e_in, u)} in → "
     fields += [("error", f"{grown}{in_units(beyond.e_out, u)}, u = {_power(u)} ({name_of(u)})")]
     fields += [("basis", beyond.basis), ("why", beyond.why)]
+    if beyond.ruling is not None:
+        fields.append(("float64", _ruling(beyond.ruling, u)))
     if beyond.source is not None:
         fields.append(("source", f"{beyond.source.file}:{beyond.source.line}  {beyond.source.code}"))
     return [*fields, ("do", beyond.next_step)]
@@ -153,43 +154,54 @@ def _layers(profile: Sequence[Level]) -> list[Level]:
     """Keep the module that closes each layer (`layers.3`) and what stands outside all layers."""
     found: dict[tuple[str, str], Level] = {}
     for level in profile:
-        match = _LAYER.match(level.path)
-        path = level.path if match is None else match[1]
+        path = _layer_of(level.path)
         own = found.get((path, level.phase))
         e = level.e if own is None or level.path == path else max(level.e, own.e)
         found[path, level.phase] = Level(path, level.phase, e)
     return list(found.values())
 
 
-def _profile(levels: Sequence[Level]) -> Table:
+def _layer_of(path: str) -> str:
+    match = _LAYER.match(path)
+    return path if match is None else match[1]
+
+
+def _profile(levels: Sequence[Level], beyond: Beyond | None) -> Table:
     table = plain_table("module", "phase", "error", "", "", right=("error",), wide="module")
     lowest = min(math.log2(level.e) for level in levels)
     span = max(math.log2(level.e) for level in levels) - lowest
-    before: dict[str, float] = {}
-    for level in _thinned(levels):
+    marked = ("", "") if beyond is None else (_layer_of(beyond.row.module or beyond.row.call), beyond.row.phase)
+    for level in _thinned(levels, marked):
         length = 1 + round((BAR - 1) * (math.log2(level.e) - lowest) / span) if span else 1
-        steep = level.e > MARKED_STEP * before.get(level.phase, math.inf)
-        before[level.phase] = max(level.e, before.get(level.phase, 0.0))
-        table.add_row(level.path, level.phase, f"{level.e:.2g}", "▪" * length, Text("jump" if steep else "", "bold"))
+        mark = "jump" if (level.path, level.phase) == marked else ""
+        table.add_row(level.path, level.phase, f"{level.e:.2g}", "▪" * length, Text(mark, "bold"))
     return table
 
 
-def _thinned(levels: Sequence[Level]) -> list[Level]:
-    """Leave out levels evenly where they are too many, never the steepest step."""
+def _thinned(levels: Sequence[Level], marked: tuple[str, str]) -> list[Level]:
+    """Leave out levels evenly where they are too many, never the marked one and the one before it."""
     if len(levels) <= PROFILE_LINES:
         return list(levels)
-    ratios = [later.e / level.e for level, later in pairwise(levels)]
-    steepest = ratios.index(max(ratios))
     kept = {round(at * (len(levels) - 1) / (PROFILE_LINES - 3)) for at in range(PROFILE_LINES - 2)}
-    return [levels[at] for at in sorted(kept | {steepest, steepest + 1})]
+    kept |= {at for at, level in enumerate(levels) if (level.path, level.phase) == marked}
+    kept |= {at for at, level in enumerate(levels[1:]) if (level.path, level.phase) == marked}
+    return [levels[at] for at in sorted(kept)]
 
 
 def _jumps(jumps: Sequence[Jump]) -> Table:
-    table = plain_table("row", "in", "out", "times", right=("in", "out", "times"), wide="row")
+    table = plain_table("row", "in", "out", "times", "float64", right=("in", "out", "times"), wide="row")
     for jump in jumps:
         times = jump.e_out / max(jump.e_in, jump.u)
-        table.add_row(jump.row.name, in_units(jump.e_in, jump.u), in_units(jump.e_out, jump.u), f"{times:.3g}")
+        off = "" if jump.ruling is None else _OFF.get(jump.ruling.off, f"{jump.ruling.off} off")
+        numbers = (in_units(jump.e_in, jump.u), in_units(jump.e_out, jump.u), f"{times:.3g}")
+        table.add_row(jump.row.name, *numbers, off)
     return table
+
+
+def _ruling(ruling: Ruling, u: float) -> str:
+    """Both sides' own errors against a replay in float64."""
+    own = f"baseline {in_units(ruling.baseline, u)}, candidate {in_units(ruling.candidate, u)} off its own replay"
+    return f"{own}: {_OFF.get(ruling.off, f'{ruling.off} off')}"
 
 
 def _power(u: float) -> str:

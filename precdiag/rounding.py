@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from precdiag.arbiter import BASELINE, CANDIDATE, NEITHER, Ruling, arbitrate
 from precdiag.cause import Cause, stack_at
 from precdiag.finding import Row, row_of
 from precdiag.given import given_integers, given_parameters, is_port
-from precdiag.judge import Judged
+from precdiag.judge import Judged, Scrutiny
 from precdiag.kinds import is_parameter
 from precdiag.relative import floor_of
 from precdiag.rows import OUTPUT
@@ -16,6 +18,7 @@ from precdiag.source import Source, source_of
 from precdiag.suspects import (
     INPUT_BEYOND,
     INTEGER_BEYOND,
+    OUTPUT_BEYOND,
     PARAMETER_BEYOND,
     Suspects,
     call_at,
@@ -33,7 +36,9 @@ _MULTIPLIES = frozenset(
     {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "conv1d", "conv2d", "conv3d"}
     | {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
 )
-ESTIMATE = "estimate"
+ESTIMATE, ARBITER = "estimate", "arbiter"
+# How many calls are replayed at most: those that stand out, in order.
+REPLAYED = 24
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Jump:
     e_in: float
     e_out: float
     u: float
+    ruling: Ruling | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Beyond:
     why: str
     next_step: str
     source: Source | None
-    line: int
+    ruling: Ruling | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,13 @@ class Rounding:
     ported: bool
 
 
-def find_rounding(judged: Judged, cause: Cause | None, *, fresh: bool) -> Rounding | None:
+def find_rounding(
+    judged: Judged,
+    cause: Cause | None,
+    *,
+    fresh: bool,
+    scrutiny: Scrutiny = Scrutiny(),  # noqa: B008 - a frozen value
+) -> Rounding | None:
     """Look for what rounding does not explain in one step of one rank; None where nothing differs.
 
     `fresh`: no update has touched the parameters yet. e and u are relative to the baseline's norm.
@@ -111,17 +123,19 @@ def find_rounding(judged: Judged, cause: Cause | None, *, fresh: bool) -> Roundi
         return None
     found = suspects(judged, fresh=fresh)
     errors = found.errors
-    line = next(iter(found.beyond), None)
+    jumps = _jumps(judged, found)
+    rulings = _rulings(judged, found, jumps) if scrutiny.arbiter else {}
+    line = _first(found, rulings)
     finite = np.isfinite(errors.e) & ~np.isnan(errors.u)
     scaled = errors.e[finite] / errors.u[finite]
     return Rounding(
         onset=_onset(judged, cause, found),
-        beyond=None if line is None else _beyond(judged, found, line),
-        jumps=_jumps(judged, found),
+        beyond=None if line is None else _beyond(judged, found, line, rulings.get(line)),
+        jumps=tuple(replace(jump, ruling=rulings.get(jump.row.order)) for jump in jumps),
         profile=_profile(judged, found),
         random=tuple(row_of(judged, at) for at in found.random),
         routing=tuple(row_of(judged, at) for at in found.routing),
-        arguments=tuple(row_of(judged, at) for at in differing_arguments(judged)),
+        arguments=tuple(row_of(judged, at) for at in found.arguments),
         tf32=tuple(row_of(judged, at) for at in _like_tf32(judged, found)),
         parameters=given_parameters(judged),
         integers=given_integers(judged),
@@ -148,20 +162,47 @@ def _onset(judged: Judged, cause: Cause, found: Suspects) -> Row | None:
     return None
 
 
-def _beyond(judged: Judged, found: Suspects, line: int) -> Beyond:
-    what = found.beyond[line]
+def _rulings(judged: Judged, found: Suspects, jumps: tuple[Jump, ...]) -> dict[int, Ruling]:
+    """Have the arbiter rule on the outputs that stand out, in order, where it can."""
+    outputs = [line for line, what in found.beyond.items() if what == OUTPUT_BEYOND]
+    lines = sorted({*outputs[:REPLAYED], *(jump.row.order for jump in jumps)})
+    rulings = {}
+    for line in lines:
+        if not differing_arguments(judged, int(judged.rows["call"].iat[line])):  # each side would be right by its own
+            ruling = arbitrate(judged, line, float(found.u[line]))
+            if ruling is not None:
+                rulings[line] = ruling
+    return rulings
+
+
+def _first(found: Suspects, rulings: Mapping[int, Ruling]) -> int | None:
+    """The first line beyond rounding: the arbiter decides where it can rule, the estimate elsewhere.
+
+    Where both sides are off alike the replay may be of another function than the call's: there the estimate stands.
+    """
+    ruled = {line for line, ruling in rulings.items() if ruling.off in (CANDIDATE, BASELINE)}
+    cleared = {line for line, ruling in rulings.items() if ruling.off == NEITHER}
+    return min((set(found.beyond) | ruled) - cleared, default=None)
+
+
+def _beyond(judged: Judged, found: Suspects, line: int, ruling: Ruling | None) -> Beyond:
+    what = found.beyond.get(line, OUTPUT_BEYOND)
     e_in = 0.0 if what == PARAMETER_BEYOND else float(found.e_in[line])
-    e_out = float(found.errors.e[line])
-    told = differing_arguments(judged, int(judged.rows["call"].iat[line])) if what == "output" else []
+    e_out, u = float(found.errors.e[line]), float(found.u[line])
+    told = differing_arguments(judged, int(judged.rows["call"].iat[line])) if what == OUTPUT_BEYOND else []
     at = told[0] if told else line
-    row = row_of(judged, at)
+    basis = ESTIMATE
     if told:
         kind, why, following = "argument", "the call's argument differs, and so does its output", "align the argument"
     else:
         kind, why, following = _explanation(judged, line, what, e_in)
-    stack = stack_at(judged, at)
-    u = float(found.u[line])
-    return Beyond(replace(row, kind=kind), e_in, e_out, u, ESTIMATE, why, following, source_of(stack), line)
+    if ruling is not None and ruling.off in (CANDIDATE, BASELINE):
+        basis = ARBITER
+        why = (
+            f"replayed in float64 from each side's own inputs, the {ruling.off}'s output is off and the other's is not"
+        )
+    row = replace(row_of(judged, at), kind=kind)
+    return Beyond(row, e_in, e_out, u, basis, why, following, source_of(stack_at(judged, at)), ruling)
 
 
 def _explanation(judged: Judged, line: int, what: str, e_in: float) -> tuple[str, str, str]:
@@ -229,7 +270,7 @@ def _like_tf32(judged: Judged, found: Suspects) -> list[int]:
     single = [
         line
         for line, what in found.beyond.items()
-        if what == "output"
+        if what == OUTPUT_BEYOND
         and found.u[line] == 2.0**-24
         and found.e_in[line] <= floor_of(found.u[line])
         and TF32[0] <= found.errors.e[line] <= TF32[1]

@@ -13,6 +13,7 @@ from precdiag.judge import Judged
 from precdiag.operations import WEIGHT_SLOTS, is_random, is_routing
 from precdiag.propagation import incoming
 from precdiag.relative import HALF, Errors, errors_of, explained
+from precdiag.replaced import spans
 from precdiag.rows import INPUT, OUTPUT, PARAMETER
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Suspects:
     among differ by rounding only. Behind the first random line and, for inputs, the first routing line, only
     parameters are looked at. Statistics of half precision resolve no more than what one call may add: an error may have
     been hidden in what a call takes in, so that no output is named by them alone. unresolved: the first line that would
-    be beyond but for that, -1 for none. lost: the first line whose error is too large for what takes it in to be
-    judged, -1 for none.
+    be beyond but for that, -1 for none. lost: the first line whose error is too large for its consumers to be judged.
+    arguments: lines of arguments that differ, of calls that belong together.
     """
 
     errors: Errors
@@ -49,6 +50,7 @@ class Suspects:
     routing: tuple[int, ...]
     unresolved: int
     lost: int
+    arguments: tuple[int, ...]
 
 
 def suspects(judged: Judged, *, fresh: bool) -> Suspects:
@@ -60,7 +62,7 @@ def suspects(judged: Judged, *, fresh: bool) -> Suspects:
     io, paired = _places(judged)
     tensor = paired & taken.alike
     integer = tensor & np.isnan(errors.u) & (errors.e == np.inf)
-    over = tensor & ~explained(errors.e, taken.e, taken.u)
+    over = tensor & ~explained(errors.e, taken.e, taken.u, spans(judged))
     draws = _random_lines(judged, over & (io == OUTPUT))
     chosen = np.flatnonzero(integer & (io == OUTPUT))
     routing = tuple(line for line in chosen.tolist() if _is_choice(judged, line, float(taken.e[line])))
@@ -84,7 +86,8 @@ def suspects(judged: Judged, *, fresh: bool) -> Suspects:
         found |= dict.fromkeys(_parameters(judged, io), PARAMETER_BEYOND)
     large = np.flatnonzero(tensor & taken.trusted & ~np.isnan(errors.u) & (errors.e > limit))
     first = [int(lines[0]) if len(lines) else -1 for lines in (unresolved, large)]
-    return Suspects(errors, taken.e, taken.u, dict(sorted(found.items())), draws, routing, *first)
+    told = tuple(line for line in differing_arguments(judged) if taken.trusted[line] and taken.alike[line])
+    return Suspects(errors, taken.e, taken.u, dict(sorted(found.items())), draws, routing, first[0], first[1], told)
 
 
 def differing_arguments(judged: Judged, call: int | None = None) -> list[int]:

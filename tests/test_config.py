@@ -59,6 +59,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
         "compare.cosine_min": "--cosine-min",
         "compare.max_ulp": "default",
         "compare.cross_device": "default",
+        "compare.arbiter": "default",
         "compare.step": "default",
         "compare.rank": "default",
         "compare.stage": "default",

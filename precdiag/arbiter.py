@@ -1,0 +1,91 @@
+"""Which side is off: a call replayed in float64 from each side's own inputs, against what that side gave out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from precdiag.errors import PrecdiagError
+from precdiag.judge import Judged
+from precdiag.relative import GAIN, floor_of
+from precdiag.replay import Call, UnreplayableError, perturbed, rebuild, run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CANDIDATE, BASELINE, BOTH, NEITHER = "candidate", "baseline", "both", "neither"
+# Errors within this factor of one another are alike (DESIGN: "over twice the baseline's").
+FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """Whose output is off: the relative local error of each side, and up to where rounding explains it.
+
+    `allowed` is the floor of the call's precision, and twice what moving each input by u changes in float64: a sum that
+    cancels cannot be more exact. `off`: candidate, baseline, both (within a factor of 2), or neither.
+    """
+
+    off: str
+    baseline: float
+    candidate: float
+    allowed: float
+
+
+def arbitrate(judged: Judged, line: int, u: float) -> Ruling | None:
+    """Rule on the output at a line of `judged.rows`, whose call computes with roundoff u.
+
+    None where the call is no plain function or standard module, or its tensors were not dumped on both sides.
+    """
+    found = []
+    try:
+        for dump, side in ((judged.baseline, "baseline"), (judged.candidate, "candidate")):
+            row = int(judged.rows[side].iat[line])
+            call = rebuild(dump, str(dump.rows["call"].iat[row]))
+            found.append(local_error(call, str(dump.rows["slot"].iat[row]), u))
+    except (UnreplayableError, PrecdiagError):
+        return None
+    return ruling_of(found[0][0], found[1][0], max(found[0][1], found[1][1]))
+
+
+def ruling_of(baseline: float, candidate: float, allowed: float) -> Ruling:
+    """Rule on two local errors; one that is no number was not computed, and is off."""
+    errors = [math.inf if math.isnan(error) else error for error in (baseline, candidate)]
+    off = [error > allowed for error in errors]
+    if off[1] and errors[1] > FACTOR * errors[0]:
+        verdict = CANDIDATE
+    elif off[0] and errors[0] > FACTOR * errors[1]:
+        verdict = BASELINE
+    else:
+        verdict = BOTH if all(off) else NEITHER
+    return Ruling(verdict, baseline, candidate, allowed)
+
+
+def local_error(call: Call, slot: str, u: float) -> tuple[float, float]:
+    """Return the error of one output against its replay in float64, relative, and up to where rounding explains it."""
+    import torch
+
+    exact = run(call, torch.float64)
+    if slot not in exact:
+        raise UnreplayableError("this output is not replayed")
+    moved = run(perturbed(call, u), torch.float64)[slot]
+    allowed = float(floor_of_one(u)) + GAIN * distance(exact[slot], moved)
+    return distance(exact[slot], call.outputs[slot]), allowed
+
+
+def distance(exact: Tensor, other: Tensor) -> float:
+    """‖other - exact‖ / ‖exact‖ over the elements where exact is finite; inf where only one side is finite."""
+    a, b = exact.detach().double().reshape(-1), other.detach().double().reshape(-1)
+    finite = a.isfinite()
+    if bool((finite != b.isfinite()).any()):
+        return math.inf
+    error, norm = float((b - a)[finite].norm()), float(a[finite].norm())
+    return 0.0 if error == 0 else math.inf if norm == 0 else error / norm
+
+
+def floor_of_one(u: float) -> float:
+    """Return relative.floor_of for one roundoff."""
+    import numpy as np
+
+    return float(floor_of(np.array(u)))
