@@ -136,9 +136,9 @@ def compare(
     from precdiag.config import CompareSettings, load
     from precdiag.document import comparison_document
     from precdiag.engine import Engine
+    from precdiag.installed import find_msprobe
     from precdiag.judge import Policy, Scrutiny
     from precdiag.mapping import CallMap, read_map
-    from precdiag.msprobe import find_msprobe
     from precdiag.parallelism import parallelism_of
     from precdiag.parts import Partners, Selection
     from precdiag.replicas import compare_replicas

@@ -14,10 +14,10 @@ from precdiag.align import Pairing, merged_order
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UnreadableError
 from precdiag.evidence import BASELINE_ONLY, CANDIDATE_ONLY, DIFFERENT, EQUAL, NOTHING, UNKNOWN, Pairs, judge_exactly
+from precdiag.installed import Msprobe, run_compare
 from precdiag.judge import Judged, Policy
 from precdiag.judge_table import judge_table
 from precdiag.layout import DUMP_FILE, Part
-from precdiag.msprobe import Msprobe, run_compare
 from precdiag.statistic import element_counts
 from precdiag.table import paired_calls, read_table
 from precdiag.tablefile import TableFile

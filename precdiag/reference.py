@@ -16,8 +16,8 @@ from precdiag.compare import Comparison, PartResult
 from precdiag.decode import Calls, MalformedError, decode, plain
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
 from precdiag.finding import Row
+from precdiag.installed import Msprobe, find_msprobe, run_compare
 from precdiag.layout import DUMP_FILE, TENSOR_FOLDER, Part
-from precdiag.msprobe import Msprobe, find_msprobe, run_compare
 from precdiag.session import check_path
 from precdiag.table import read_table
 from precdiag.tablefile import TableFile

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tables
 
-from precdiag.msprobe import Msprobe
+from precdiag.installed import Msprobe
 
 STAND_IN = """#!{python}
 import json, pathlib, shutil, sys

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from standin import StandIn
 
-from precdiag import msprobe as installed
+from precdiag import installed
 from precdiag.align import pair
 from precdiag.compare import Comparison, compare
 from precdiag.dump import read_dump
@@ -22,10 +22,10 @@ from precdiag.engine import Engine, laid_on
 from precdiag.errors import PrecdiagError
 from precdiag.evidence import TABLE
 from precdiag.hook import injected
+from precdiag.installed import Msprobe, find_msprobe
 from precdiag.judge import Judged, Policy, judge
 from precdiag.judge_table import judge_table
 from precdiag.layout import Part, open_run
-from precdiag.msprobe import Msprobe, find_msprobe
 from precdiag.parts import Selection
 from precdiag.table import table_of
 from precdiag.tablefile import find_tables, read_cells

@@ -18,9 +18,9 @@ from precdiag.compare import Comparison, compare
 from precdiag.document import comparison_document
 from precdiag.errors import PrecdiagError
 from precdiag.finding import Row
+from precdiag.installed import Msprobe
 from precdiag.judge import Policy
 from precdiag.layout import Part
-from precdiag.msprobe import Msprobe
 from precdiag.parts import Selection
 from precdiag.reference import trim, with_reference
 from precdiag.report import comparison_text, shown_rows

@@ -1,4 +1,7 @@
-"""The installed msprobe: which one, which version, and its own compare, run on a pair of dumps."""
+"""The installed msprobe: which one, which version, and its own compare, run on a pair of dumps.
+
+Not named msprobe: the demo script runs from this folder, and would import this module for the package.
+"""
 
 from __future__ import annotations
 
