@@ -155,7 +155,8 @@ class _Walk:
     def _enter(self, row: int, call: int) -> None:
         operation, out = self._operation[call], int(self._flow.outgoing[call])
         turns = out == 0 and bool(self._flow.returns[call])
-        turns |= (bool(out & NAN) and operation in CONSUMERS) or (out == NEGATIVE and operation in _KEEPERS)
+        below = self._found[row] == NEGATIVE
+        turns |= below and ((bool(out & NAN) and operation in CONSUMERS) or (out == NEGATIVE and operation in _KEEPERS))
         spreads = out != 0 and not turns and operation in MIXERS
         source = self._by_print.get(int(self._prints[row]))
         if source is None and not spreads:  # by its class alone it is a mask only where it does no harm

@@ -113,6 +113,11 @@ def test_infinity_of_the_other_sign_behind_a_mask_is_generated(tmp_path: Path) -
     assert named(part) == ("Tensor.__add__.0.forward.output.0", "generated", "inf")
 
 
+def test_positive_infinity_that_came_in_is_no_mask_of_a_softmax(tmp_path: Path) -> None:
+    part = part_of(tmp_path, softmaxed(bad(-1.0, INF), bad()))
+    assert named(part) == ("Torch.softmax.0.forward.input.0", "input", "inf")
+
+
 def test_a_parameter_of_minus_infinity_is_no_mask(tmp_path: Path) -> None:
     data = {"Functional.linear.0.forward": forward([tensor(), masked(grad=True)], [tensor()])}
     assert named(part_of(tmp_path, data)) == ("Functional.linear.0.forward.input.1", "parameter", "-inf")
