@@ -13,8 +13,8 @@ from typing import Any
 
 from precdiag.advice import collect_command, side_command
 from precdiag.collect import collect
+from precdiag.collection import Collection, SideCommand
 from precdiag.collection import Side as SideName
-from precdiag.collection import SideCommand
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
 from precdiag.proof import prove
 from precdiag.session import SETTINGS, Request, write_json
@@ -22,6 +22,11 @@ from precdiag.sides import Side, collected
 
 STATE = "localize.json"
 SCHEMA = "precdiag.search/1"
+
+# A process that is ended early has printed what it has printed: its losses are held against the log before.
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+# As shells report a program that a signal ended: 128 + its number.
+SIGNALLED = 128
 
 _COMPARED = ("steps", "iterations", "level", "task")
 """What of a request stands in a side's session.json and must be what the stage asks for."""
@@ -39,7 +44,7 @@ class StageError(PrecdiagError):
 class Stage:
     """One collection: its name (also its folder's), what it asks for, why, and of which sides (None: every one).
 
-    `words` are added to every side's command.
+    `words` are added to every side's command. `whole`: let it run to its end, else only until every step is there.
     """
 
     name: str
@@ -47,6 +52,7 @@ class Stage:
     why: str
     sides: tuple[SideName, ...] | None = None
     words: tuple[str, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,8 @@ class Stages:
         return collected(place)
 
     def _run(self, stage: Stage, place: Path, missing: list[SideName]) -> None:
-        commands = {side: _longer(command, stage.words) for side, command in self.plan.commands.items()}
+        variables = {} if stage.whole else UNBUFFERED
+        commands = {side: _changed(command, stage.words, variables) for side, command in self.plan.commands.items()}
         here = {side: commands[side] for side in missing if side in commands}
         resume = f"precdiag localize --continue {self.folder}"
         request = replace(stage.request, max_bytes=self._bytes_left(resume))
@@ -101,7 +108,17 @@ class Stages:
             if self.parallel and side != next(iter(here)):
                 break
             group = here if self.parallel else {side: here[side]}
-            collect(place, request, group, force=True, quiet=True, parallel=self.parallel, timeout=self._time(resume))
+            left = collect(
+                place,
+                request,
+                group,
+                force=True,
+                quiet=True,
+                parallel=self.parallel,
+                timeout=self._time(resume),
+                no_longer=not stage.whole,
+            )
+            pass_signal_on(left, resume)
         elsewhere = [side for side in missing if side not in here]
         if elsewhere:
             lines = [side_command(request, str(place), side, None) for side in elsewhere]
@@ -185,11 +202,19 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _longer(command: SideCommand, words: tuple[str, ...]) -> SideCommand:
-    """Add words to a command; one that a shell runs gets them at the end of its text."""
+def _changed(command: SideCommand, words: tuple[str, ...], variables: Mapping[str, str]) -> SideCommand:
+    """Add words and variables to a command; one that a shell runs gets the words at the end of its text."""
+    env = {**variables, **command.env}
     if command.words[:2] == ("/bin/sh", "-c") and words:
-        return replace(command, words=(*command.words[:2], f"{command.words[2]} {shlex.join(words)}"))
-    return replace(command, words=(*command.words, *words))
+        return replace(command, words=(*command.words[:2], f"{command.words[2]} {shlex.join(words)}"), env=env)
+    return replace(command, words=(*command.words, *words), env=env)
+
+
+def pass_signal_on(left: Collection, resume: str) -> None:
+    """End the search where a signal ended a side: that is no finding."""
+    for side in left.sides:
+        if side.ended.why and side.ended.status > SIGNALLED and "signal" in side.ended.why:
+            raise PrecdiagError("interrupted", hint=resume, exit_code=side.ended.status)
 
 
 def _complete(folder: Path, request: Request) -> bool:

@@ -32,7 +32,7 @@ from precdiag.config import CollectSettings
 from precdiag.environment import DETERMINISTIC_VARIABLES
 from precdiag.errors import PrecdiagError, UsageError
 from precdiag.launch import Command, Ended, check_command, run_all, split_command
-from precdiag.proof import prove
+from precdiag.proof import every_step_is_there, prove
 from precdiag.receipts import progress_lines
 from precdiag.rerun import check_determinism, check_observer
 from precdiag.session import SETTINGS, Request, check_path, hook_environment, request_in, write_json, write_session
@@ -67,11 +67,13 @@ def collect(
     repeat: bool = False,
     observe: bool = False,
     node: Node | None = None,
+    no_longer: bool = False,
 ) -> Collection:
     """Collect the sides in `commands` into `folder`, prove them, and write collection.json.
 
     `repeat` runs the first side twice, `observe` once without the hook (rerun.py). With `node`, this is one of several
     launchers that write into `folder`: only what this one started is judged, and verify() judges the whole.
+    `no_longer`: a side is ended once every step asked for is there and the next one has begun.
 
     Raises UsageError for a path that msprobe refuses or a folder in use, PrecdiagError with status 126 or 127 for a
     command that cannot run and with 125 for a folder or disk that cannot be written.
@@ -80,7 +82,8 @@ def collect(
     identity = node.run if node else uuid4().hex
     prepared = _prepare(folder, request, commands, identity, force=force, node=node)
     report = _Progress([folder / side for side in commands])
-    runner = _Runner(echo=not quiet, timeout=timeout, progress=report)
+    enough = _Enough() if no_longer else _never
+    runner = _Runner(echo=not quiet, timeout=timeout, progress=report, enough=enough)
     ended = runner.run(prepared, parallel=parallel)
     report(last=True)
     results = tuple(
@@ -162,19 +165,38 @@ class _Progress:
                     sys.stderr.write(f"precdiag: {line}\n")
 
 
+class _Enough:
+    """Tell whether every step that a command was to leave is there; receipts are read twice a second."""
+
+    def __init__(self) -> None:
+        self._next: dict[Path, float] = {}
+
+    def __call__(self, command: Command) -> bool:
+        folder = command.log.parent
+        if time.monotonic() < self._next.get(folder, 0.0):
+            return False
+        self._next[folder] = time.monotonic() + PROGRESS_SECONDS
+        return every_step_is_there(folder)
+
+
+def _never(command: Command) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class _Runner:
     echo: bool
     timeout: float | None
     progress: Callable[[], None]
+    enough: Callable[[Command], bool]
 
     def run(self, commands: Sequence[Command], *, parallel: bool) -> list[Ended]:
         """Run the commands at once or one after the other; one ended by us, or by a signal, is the last."""
         groups = [list(commands)] if parallel else [[command] for command in commands]
         ended: list[Ended] = []
         for group in groups:
-            ended += run_all(group, echo=self.echo, timeout=self.timeout, progress=self.progress)
-            if any(end.why for end in ended):
+            ended += run_all(group, echo=self.echo, timeout=self.timeout, progress=self.progress, enough=self.enough)
+            if any(end.why and end.status for end in ended):
                 break
         return ended
 

@@ -34,10 +34,15 @@ def localization_document(found: Localization) -> dict[str, Any]:
         "first_cause": None if found.seen.culprit is None else culprit_document(found.seen.culprit),
         "stages": [{"name": name, "why": why} for name, why in found.stages],
         "next": list(found.next),
-        "notes": list(found.notes),
+        "notes": [*_not_reproduced(found), *found.notes],
     }
     result: dict[str, Any] = plain(document)
     return result
+
+
+def _not_reproduced(found: Localization) -> list[str]:
+    repeat = found.curves.repeat
+    return [f"not reproduced: {repeat.said}"] if repeat is not None and repeat.same is False else []
 
 
 def culprit_document(culprit: Culprit) -> dict[str, Any]:

@@ -32,8 +32,9 @@ class StepMap:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Whether a re-run's log says at `step` what the log before said. `same` is None where it does not say."""
+    """Whether a side's re-run says at `step` what its log before said. `same` is None where it does not say."""
 
+    side: str
     step: int
     series: str
     before: float | None
@@ -44,12 +45,14 @@ class Repeat:
     def said(self) -> str:
         """One sentence for the reader."""
         if self.same is None:
-            return f"the dumped run's own log does not show {self.series} at {self.step}: not checked that it repeats"
+            return (
+                f"the {self.side}'s dumped run does not show {self.series} at {self.step}: unknown whether it repeats"
+            )
         if self.same:
-            return f"the dumped run repeats {self.series} at {self.step}: {_text(self.before)}"
+            return f"the {self.side}'s dumped run repeats {self.series} at {self.step}: {_text(self.before)}"
         return (
-            f"not reproduced: {self.series} at {self.step} was {_text(self.before)}, and {_text(self.again)} in the "
-            "dumped run; what its dumps show may be another fault"
+            f"the {self.side}'s {self.series} at {self.step} was {_text(self.before)}, and is {_text(self.again)} in "
+            "the dumped run; what its dumps show may be another fault"
         )
 
 
@@ -71,11 +74,11 @@ def step_map(log: LossLog, receipts: Iterable[Receipt] = (), given: int | None =
     return StepMap(first, "assumed", told)
 
 
-def repeats(before: LossLog, again: LossLog, step: int, series: str, max_relative: float) -> Repeat:
+def repeats(side: str, before: LossLog, again: LossLog, step: int, series: str, max_relative: float) -> Repeat:
     """Compare one iteration of two logs: both NaN or Inf alike, or within `max_relative` of the first."""
     one, other = _at(before.find(series), step), _at(again.find(series), step)
     same = None if one is None or other is None else _alike(one, other, max_relative)
-    return Repeat(step, series, one, other, same)
+    return Repeat(side, step, series, one, other, same)
 
 
 def _known_offset(receipts: Iterable[Receipt]) -> int | None:

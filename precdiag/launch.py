@@ -28,6 +28,7 @@ NOT_FOUND = 127
 GRACE_SECONDS = 30.0
 SWEEP_SECONDS = 5.0
 POLL_SECONDS = 0.05
+ENOUGH = "when every step was there"
 
 # In every process of one launch, and in no other's.
 MARKER = "PRECDIAG_LAUNCH"
@@ -84,18 +85,20 @@ def run_all(
     echo: bool,
     timeout: float | None,
     progress: Callable[[], None] = lambda: None,
+    enough: Callable[[Command], bool] = lambda command: False,
 ) -> list[Ended]:
     """Run the commands at once and wait for all of them.
 
     SIGINT, SIGTERM and SIGHUP go to every command's process group, SIGKILL follows after GRACE_SECONDS. Whatever a
-    command leaves behind is ended too. `progress` is called between polls.
+    command leaves behind is ended too. `progress` is called between polls. A command of which `enough` is there is
+    ended like that too; its status is then 0.
     """
     with _Signals() as signals:
         runs: list[_Run] = []
         try:
             for command in commands:
                 runs.append(_Run(command, echo))
-            _wait(runs, signals, timeout, progress)
+            _wait(runs, signals, timeout, progress, enough)
         finally:
             for run in runs:
                 run.kill()
@@ -107,7 +110,13 @@ def run_all(
         return [run.ended(signals.last) for run in runs]
 
 
-def _wait(runs: list[_Run], signals: _Signals, timeout: float | None, progress: Callable[[], None]) -> None:
+def _wait(
+    runs: list[_Run],
+    signals: _Signals,
+    timeout: float | None,
+    progress: Callable[[], None],
+    enough: Callable[[Command], bool],
+) -> None:
     deadline = time.monotonic() + timeout if timeout is not None else None
     while any(run.poll() is None for run in runs):
         progress()
@@ -116,6 +125,7 @@ def _wait(runs: list[_Run], signals: _Signals, timeout: float | None, progress: 
         elif deadline is not None and time.monotonic() > deadline:
             deadline = None
             _send(runs, signal.SIGTERM, f"after --timeout {timeout:g} s")
+        _send([run for run in runs if run.why is None and enough(run.command)], signal.SIGTERM, ENOUGH)
         for run in runs:
             run.pump()
             run.kill_if_overdue()
@@ -126,6 +136,7 @@ class _Run:
     """One running command. Its output goes straight into its log, which is read again for the echo."""
 
     def __init__(self, command: Command, echo: bool) -> None:
+        self.command = command
         self.why: str | None = None
         self.kill_at: float | None = None
         self.echo = echo
@@ -175,7 +186,7 @@ class _Run:
 
     def ended(self, last_signal: int | None) -> Ended:
         code = self.process.returncode
-        status = 128 - code if code < 0 else code
+        status = 0 if self.why == ENOUGH else 128 - code if code < 0 else code
         if self.why is not None and status == 0 and last_signal is not None:
             status = 128 + last_signal  # a launcher that swallowed the signal was interrupted all the same
         return Ended(status, None if self.why is None else f"ended {self.why}")

@@ -76,15 +76,18 @@ def read_both(sides: Sides, settings: LocalizeSettings) -> Curves:
 
 def of_run(curves: Curves, sides: Sides, settings: LocalizeSettings) -> Curves:
     """Map the curves to the steps of the run that was dumped, and hold its log against theirs."""
-    found, side = curves.found, sides.candidate
-    run = None if side.run_log is None else read_curves(side.run_log, pattern=settings.pattern)
-    receipts = (*side.receipts, *(sides.baseline.receipts if sides.baseline else ()))
+    run = _run_log(sides.candidate, settings)
+    receipts = (*sides.candidate.receipts, *(sides.baseline.receipts if sides.baseline else ()))
     mapping = step_map(run or curves.candidate, receipts, settings.step_offset, settings.series)
-    repeat = None
-    if run is not None and found.step is not None:
-        series = next((each.series for each in found.signals if each.step == found.step), settings.series)
-        repeat = repeats(curves.candidate, run, found.step, series, settings.max_relative)
-    return replace(curves, mapping=mapping, repeat=repeat)
+    again = {"candidate": run, "baseline": _run_log(sides.baseline, settings)}
+    before = {"candidate": curves.candidate, "baseline": curves.baseline}
+    found, checked = curves.found, []
+    for name, log in again.items():
+        if log is not None and (old := before[name]) is not None and found.step is not None:
+            moved = (each.series for each in found.signals if each.step == found.step and old.find(each.series))
+            checked.append(repeats(name, old, log, found.step, next(moved, settings.series), settings.max_relative))
+    unlike = next((each for each in checked if each.same is False), None)
+    return replace(curves, mapping=mapping, repeat=unlike or next(iter(checked), None))
 
 
 def logs_of(sides: Sides, settings: LocalizeSettings) -> dict[str, LossLog]:
@@ -119,7 +122,7 @@ def conclude(sides: Sides, curves: Curves, seen: Seen) -> Localization:
     notes = [*found.notes]
     if step is not None:
         notes.append(curves.mapping.why)
-    if curves.repeat is not None:
+    if curves.repeat is not None and curves.repeat.same is not False:  # that stands above everything
         notes.append(curves.repeat.said)
     for name, side in (("baseline", sides.baseline), ("candidate", sides.candidate)):
         if side is not None and side.unfinished is not None:
@@ -146,6 +149,10 @@ def look(sides: Sides, curves: Curves, progress: Progress = lambda label, done, 
 
 def _log(side: Side | None, settings: LocalizeSettings) -> LossLog | None:
     return None if side is None or side.log is None else read_curves(side.log, pattern=settings.pattern)
+
+
+def _run_log(side: Side | None, settings: LocalizeSettings) -> LossLog | None:
+    return None if side is None or side.run_log is None else read_curves(side.run_log, pattern=settings.pattern)
 
 
 def _require(log: LossLog, series: str) -> None:

@@ -113,6 +113,23 @@ def _prove_foreign(foreign: Mapping[str, Any], receipts: list[Receipt]) -> Proof
     return Proof(dump, tuple(steps), reason, hint, notes, tuple(receipts))
 
 
+def every_step_is_there(folder: Path) -> bool:
+    """Tell from receipts alone whether each rank has finished every step asked for and gone on to the next.
+
+    Quick, for a command that still runs; what is there is proven afterwards.
+    """
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    takers = _participants(read_receipts(folder), settings["ranks"])
+    expected = len(settings["ranks"]) or max((r["world_size"] or 1 for r in takers if r["rank"] is not None), default=1)
+    return len(takers) >= expected and all(_has_gone_on(taker, settings) for taker in takers)
+
+
+def _has_gone_on(receipt: Receipt, settings: Mapping[str, Any]) -> bool:
+    complete = {entry["step"] for entry in receipt["steps"] if entry["state"] == "complete"}
+    steps = {step for step, _ in wanted(receipt, settings)}
+    return bool(steps) and complete >= steps and int(receipt.get("iterations") or 0) > max(complete)
+
+
 def _participants(receipts: list[Receipt], ranks: list[int]) -> list[Receipt]:
     """The processes whose steps are expected: ranks, or single processes (those that recorded, if any did)."""
     attached = [r for r in receipts if r["state"] in ("attached", "failed", "conflict")]

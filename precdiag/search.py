@@ -22,6 +22,8 @@ from precdiag.rows import CHECKSUM_CRC
 from precdiag.session import Level, Request, request_of
 from precdiag.sides import Given, Side, Sides, find_sides
 
+ALONE = "with one side alone only a NaN can be traced further: give the baseline's command, or its dump"
+
 LOST = "the difference does not come again when these calls are collected: a run does not repeat the one before it"
 
 
@@ -37,7 +39,7 @@ def search(
 
     Raises UsageError where another search is there, StageError where the first stage left no curves to judge.
     """
-    folder = (go_on or Path(settings.out)).absolute()
+    folder = go_on or Path(settings.out)
     if go_on is None:
         beginning = plan(given, settings.cross_device, collecting)
         check_same(folder, beginning)
@@ -102,7 +104,7 @@ class Search:
         """Judge the logs that are there, else run both sides once for them; with it goes the first step's dump."""
         if self.sides.candidate.log is None:
             request = replace(self._coarsest(), steps=(0,), iterations=())
-            self._collect(self._stage("curves", request, "the curves, and the first step's dump"))
+            self._collect(replace(self._stage("curves", request, "the curves, and the first step's dump"), whole=True))
         self.curves = read_both(self.sides, self.settings)
         self.seen = look(self.sides, self.curves, self.progress)
 
@@ -111,7 +113,11 @@ class Search:
         assert self.curves is not None
         clean = self.seen.clean
         if self.seen.culprit is None:
-            if self.curves.found.verdict in EXIT:
+            verdict = self.curves.found.verdict
+            if verdict in EXIT:
+                return
+            if verdict != "nan" and not self._has_baseline():
+                self.seen = replace(self.seen, notes=(*self.seen.notes, ALONE))
                 return
             if self.curves.dump_steps:
                 request = at_window(self._coarsest(), self.curves)

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from precdiag.collection import SideCommand
@@ -14,14 +15,15 @@ from precdiag.session import Request, write_json, write_session
 Source = Callable[[SideCommand], Path]
 
 
-def replaying(source: Source, asked: list[tuple[Request, tuple[str, ...]]]) -> Callable[..., None]:
+def replaying(source: Source, asked: list[tuple[Request, tuple[str, ...]]]) -> Callable[..., SimpleNamespace]:
     """Return a collect() that takes each side from `source(command)` and notes what it was asked for."""
 
-    def collect(folder: Path, request: Request, commands: Mapping[str, SideCommand], **_: Any) -> None:
+    def collect(folder: Path, request: Request, commands: Mapping[str, SideCommand], **_: Any) -> SimpleNamespace:
         asked.append((request, tuple(commands)))
         for side, command in commands.items():
             shutil.rmtree(folder / side, ignore_errors=True)
             place(source(command), folder / side, request, side)
+        return SimpleNamespace(sides=())
 
     return collect
 

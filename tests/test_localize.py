@@ -151,7 +151,9 @@ def test_a_difference_that_an_earlier_step_left_asks_for_the_steps_before(traine
 def test_a_rerun_that_does_not_repeat_the_log_is_said_before_any_cause(trained: Path, tmp_path: Path) -> None:
     folder = pair(trained, "optimizer", tmp_path / "x")
     words = [folder, "--candidate-log", trained / "backward/log.txt", "--baseline-log", trained / "none/log.txt"]
-    assert document(*words)["reproduced"] is False
+    found = document(*words)
+    assert found["reproduced"] is False
+    assert found["notes"][0].startswith("not reproduced: the candidate's grad_norm at 6 was nan, and is 1.21472 in")
     text = precdiag("localize", *words).stdout
     assert 0 < text.index("NOT REPRODUCED") < text.index("from the symptom to the line")
     assert document(folder, "--candidate-log", trained / "optimizer/log.txt")["reproduced"] is True
@@ -268,11 +270,11 @@ def test_steps_are_mapped_by_receipts_else_from_the_start_of_the_log() -> None:
 
 def test_a_repeat_is_the_same_value_or_the_same_failure() -> None:
     before = log([3.0, 2.0, float("nan")])
-    assert repeats(before, log([3.0, 2.001, float("inf")]), 2, "loss", 0.01).same is True
-    assert repeats(before, log([3.0, 2.5, 1.0]), 2, "loss", 0.01).same is False
-    assert repeats(before, log([3.0, 2.0, 1.0]), 3, "loss", 0.01).same is False
-    assert repeats(before, log([3.0, 2.0, float("inf")]), 3, "loss", 0.01).same is True
-    assert repeats(before, log([3.0, 2.0]), 3, "loss", 0.01).same is None
+    assert repeats("candidate", before, log([3.0, 2.001, float("inf")]), 2, "loss", 0.01).same is True
+    assert repeats("candidate", before, log([3.0, 2.5, 1.0]), 2, "loss", 0.01).same is False
+    assert repeats("candidate", before, log([3.0, 2.0, 1.0]), 3, "loss", 0.01).same is False
+    assert repeats("candidate", before, log([3.0, 2.0, float("inf")]), 3, "loss", 0.01).same is True
+    assert repeats("candidate", before, log([3.0, 2.0]), 3, "loss", 0.01).same is None
 
 
 def test_steps_before_the_dumped_process_cannot_be_looked_at(tmp_path: Path) -> None:

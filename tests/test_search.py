@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ from test_localize import CHAINS, line_of, precdiag
 from trainings import FAULTS, SCRIPT, command
 
 from precdiag import campaign
+from precdiag.collect import collect
 from precdiag.collection import SideCommand
 from precdiag.config import CollectSettings, LocalizeSettings
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
 from precdiag.localize import Localization
 from precdiag.search import search
-from precdiag.session import Request
+from precdiag.session import Request, write_session
 from precdiag.sides import Given
 
 Asked = list[tuple[Request, tuple[str, ...]]]
@@ -76,6 +78,21 @@ def test_the_two_commands_alone_lead_to_the_call_and_a_finished_stage_is_not_run
     said = [line for line in again.stderr.splitlines() if "precdiag collect" in line]
     assert len(said) == 1 and "03-tensor" in said[0] and said[0].endswith("(candidate)")
     assert json.loads(again.stdout)["first_cause"] == cause
+
+
+def test_a_run_of_which_every_step_is_there_is_not_waited_for(tmp_path: Path) -> None:
+    script = SideCommand((sys.executable, str(SCRIPT.with_name("train.py")), "plain", "1000000"))
+    left = collect(tmp_path / "x", Request(steps=(0, 2)), {"candidate": script}, quiet=True, no_longer=True)
+    side = left.sides[0]
+    assert (left.status, side.verified, side.ended.why) == (0, True, "ended when every step was there")
+    assert [(step.step, step.state) for step in side.proof.steps] == [(0, "complete"), (2, "complete")]
+
+
+def test_a_signal_is_no_finding() -> None:
+    ended = SimpleNamespace(why="ended by signal 2", status=130)
+    with pytest.raises(PrecdiagError, match="interrupted") as error:
+        campaign.pass_signal_on(SimpleNamespace(sides=[SimpleNamespace(ended=ended)]), "precdiag …")  # type: ignore[arg-type]
+    assert error.value.exit_code == 130
 
 
 # -- replayed
@@ -205,7 +222,16 @@ def steps_by_hand(folder: Path, bad: bool) -> Path:
     steps = [{"step": step, "rank": 0, "iteration": None, "state": "complete", "calls": 2} for step in range(STEPS)]
     (folder / "receipts").mkdir()
     receipt = {"started": 0.0, "state": "attached", "rank": 0, "world_size": 1, "steps": steps, "device": "cpu"}
-    receipt |= {"notes": [], "beside": [], "iterations": STEPS, "evaluations": 0, "finished": True, "environment": {}}
+    receipt |= {
+        "attempt": 0,
+        "node": None,
+        "notes": [],
+        "beside": [],
+        "iterations": STEPS,
+        "evaluations": 0,
+        "finished": True,
+        "environment": {},
+    }
     (folder / "receipts/0.json").write_text(json.dumps(receipt))
     return folder
 
@@ -254,11 +280,10 @@ def test_the_limits_end_a_search_with_what_was_found_and_how_to_go_on(
 
 
 def test_a_run_that_leaves_no_evidence_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(folder: Path, request: Request, commands: dict[str, SideCommand], **_: Any) -> None:
-        from precdiag.session import write_session
-
+    def nothing(folder: Path, request: Request, commands: dict[str, SideCommand], **_: Any) -> SimpleNamespace:
         for side in commands:
             write_session(folder / side, request, side=side, identity="x")
+        return SimpleNamespace(sides=())
 
     monkeypatch.setattr(campaign, "collect", nothing)
     with pytest.raises(PrecdiagError, match="01-curves: the baseline left no whole evidence: nothing started"):
