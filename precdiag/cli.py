@@ -503,7 +503,7 @@ def collect(
 
         if misplaced := next((word for word in command or [] if word.startswith("-")), None):
             raise UsageError(f"{misplaced} stands behind a folder", hint="options go before the folders")
-        collection = judge([Path(folder) for folder in command or [settings.out]], Path(settings.out))
+        collection = judge([Path(folder) for folder in command or [settings.out]], Path(settings.out), side)
     else:
         collection = run(
             Path(settings.out),

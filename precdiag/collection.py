@@ -166,8 +166,9 @@ def _facts(side: SideResult) -> dict[str, Any] | None:
 
 
 def _starts(proof: Proof) -> dict[str, Any]:
-    """What the first recorded step of each rank began with."""
-    return {"-" if r["rank"] is None else str(r["rank"]): r["steps"][0] for r in reversed(proof.receipts) if r["steps"]}
+    """What the first recorded step of each rank began with, in the attempt that is judged."""
+    recorded = [r for r in reversed(proof.receipts) if r["steps"] and r["attempt"] == proof.attempt]
+    return {"-" if r["rank"] is None else str(r["rank"]): r["steps"][0] for r in recorded}
 
 
 def _side_json(side: SideResult) -> dict[str, Any]:

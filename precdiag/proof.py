@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Proof:
     def lead(self) -> Receipt | None:
         """The receipt that speaks for the side: the lowest rank that recorded something."""
         judged = [r for r in self.receipts if "environment" in r]
-        return min(judged, key=lambda r: (not r["steps"], r["rank"] or 0, -r["attempt"]), default=None)
+        return min(judged, key=lambda r: (r["attempt"] != self.attempt, not r["steps"], r["rank"] or 0), default=None)
 
 
 def prove(folder: Path, launch: str | None = None) -> Proof:
@@ -62,6 +62,17 @@ def prove(folder: Path, launch: str | None = None) -> Proof:
     others = [proof for proof in proofs if proof is not chosen]
     notes = tuple(_said(chosen, others, receipts))
     return Proof(chosen.dump, chosen.steps, chosen.reason, chosen.hint, notes, tuple(receipts), chosen.attempt)
+
+
+def prove_files(dump: Path, asked: Sequence[int] = ()) -> Proof:
+    """Judge a dump that no receipt speaks for by its files alone: the steps in `asked`, or those that are there."""
+    steps = judge_files(dump, asked or _steps_in(dump))
+    bad = next((step for step in steps if step.state != "complete"), None)
+    reason = None
+    if bad is not None or not steps:
+        reason = f"{dump} holds no step" if bad is None else f"step {bad.step} is {bad.state}: {bad.why or 'no calls'}"
+    note = f"{dump} has no receipts: judged by its files alone, a step that was cut short may look whole"
+    return Proof(dump, tuple(steps), reason, None, (note,), ())
 
 
 def attempt_folder(folder: Path, attempt: int) -> Path:
@@ -100,17 +111,17 @@ def _said(chosen: Proof, others: list[Proof], receipts: list[Receipt]) -> Iterat
 
 def _prove_foreign(foreign: Mapping[str, Any], receipts: list[Receipt]) -> Proof:
     dump = Path(foreign.get("dump_path") or "")
-    asked = foreign.get("step") or sorted(
-        int(path.name.removeprefix("step")) for path in dump.glob("step*") if path.name[4:].isdigit()
-    )
-    steps = judge_files(dump, asked)
-    notes = (f"the script's own PrecisionDebugger wrote {dump}: judged by its files alone, it left no receipts",)
-    bad = next((step for step in steps if step.state != "complete"), None)
-    reason = hint = None
-    if bad is not None or not steps:
-        reason = f"the script's own PrecisionDebugger left nothing whole in {dump}"
-        hint = f"check its config {foreign.get('config_path')}"
-    return Proof(dump, tuple(steps), reason, hint, notes, tuple(receipts))
+    proof = prove_files(dump, foreign.get("step") or ())
+    notes = (f"the script's own PrecisionDebugger wrote {dump}", *proof.notes)
+    if proof.complete:
+        return replace(proof, notes=notes, receipts=tuple(receipts))
+    reason = f"the script's own PrecisionDebugger left nothing whole in {dump}: {proof.reason}"
+    hint = f"check its config {foreign.get('config_path')}"
+    return replace(proof, reason=reason, hint=hint, notes=notes, receipts=tuple(receipts))
+
+
+def _steps_in(dump: Path) -> list[int]:
+    return sorted(int(path.name[4:]) for path in dump.glob("step*") if path.name[4:].isdigit())
 
 
 def every_step_is_there(folder: Path) -> bool:

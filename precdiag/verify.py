@@ -23,24 +23,28 @@ from precdiag.collection import (
 )
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.launch import Ended
-from precdiag.proof import prove
-from precdiag.session import ATTEMPTS, DUMP, RECEIPTS, SETTINGS, request_in, write_json
+from precdiag.proof import prove, prove_files
+from precdiag.session import ATTEMPTS, DUMP, RECEIPTS, SETTINGS, Request, request_in, write_json
 
 
-def verify(folders: Sequence[Path], out: Path) -> Collection:
+def verify(folders: Sequence[Path], out: Path, side: Side) -> Collection:
     """Judge the sides in `folders` (kits, PRECDIAG_OUT folders, collections) and write collection.json.
+
+    A dump made by hand, one folder of it, is judged as `side` by its files alone.
 
     A collection is judged where it stands. Anything else is gathered in `out`: one folder a side, with links to what
     each node left. Raises UsageError where folders do not belong together, UnreadableError where one holds no session.
     """
+    if len(folders) == 1 and not _sessions_in(folders[0]) and any(folders[0].glob("step*")):
+        return _of_hand(folders[0].absolute(), out.absolute(), side)
     sides = _by_side(folders)
     root = _standing_collection(sides)
     if root is None:
         root = out.absolute()
-        for side, found in sides.items():
-            _gather(side, found, root / side)
+        for name, found in sides.items():
+            _gather(name, found, root / name)
     earlier = read_collection(root).get("sides", {})
-    results = tuple(_judged(side, root / side, earlier.get(side, {})) for side in SIDES if side in sides)
+    results = tuple(_judged(name, root / name, earlier.get(name, {})) for name in SIDES if name in sides)
     for result in results:
         settle(result)
     collection = conclude(root, request_in(results[0].folder), results, ())
@@ -48,14 +52,33 @@ def verify(folders: Sequence[Path], out: Path) -> Collection:
     return collection
 
 
+def _of_hand(dump: Path, out: Path, side: Side) -> Collection:
+    target = out / side
+    _make_way(target)
+    target.mkdir(parents=True)
+    (target / DUMP).symlink_to(dump)
+    proof = prove_files(dump)
+    steps = tuple(sorted({step.step for step in proof.steps if step.step is not None}))
+    result = SideResult(side, target, SideCommand((), dump), Ended(0), proof)
+    collection = conclude(out, Request(steps=steps), (result,), ())
+    write_json(out / COLLECTION, document(collection))
+    return collection
+
+
+def _sessions_in(folder: Path) -> list[Path]:
+    """The side folders that `folder` is or holds."""
+    found = [folder] if (folder / SETTINGS).is_file() else [folder / side for side in SIDES]
+    return [each.absolute() for each in found if (each / SETTINGS).is_file()]
+
+
 def _by_side(folders: Sequence[Path]) -> dict[Side, list[Path]]:
     sides: dict[Side, list[Path]] = {}
     for folder in folders:
-        found = [folder] if (folder / SETTINGS).is_file() else [folder / side for side in SIDES]
-        found = [each.absolute() for each in found if (each / SETTINGS).is_file()]
+        found = _sessions_in(folder)
         if not found:
             raise UnreadableError(
-                f"{folder}: no {SETTINGS} in it", hint="expected a kit, a PRECDIAG_OUT folder or a collection"
+                f"{folder}: no {SETTINGS} in it",
+                hint="expected a kit, a PRECDIAG_OUT folder, a collection, or one dump made by hand",
             )
         for each in found:
             sides.setdefault(_settings(each)["side"], []).append(each)
@@ -77,10 +100,7 @@ def _gather(side: str, folders: list[Path], target: Path) -> None:
             f"{one} and {two} come from different sessions of the {side}",
             hint="verify the folders of one launch together: one kit, or one --run-id",
         )
-    if target.exists():
-        if any(each.is_file() and not each.is_symlink() for each in target.rglob("*")):
-            raise UsageError(f"{target} holds a collection of its own", hint="choose another --out")
-        shutil.rmtree(target)
+    _make_way(target)
     for name in (DUMP, RECEIPTS):
         (target / name).mkdir(parents=True)
     (target / SETTINGS).symlink_to(folders[0] / SETTINGS)
@@ -95,6 +115,15 @@ def _gather(side: str, folders: list[Path], target: Path) -> None:
                 )
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file)
+
+
+def _make_way(target: Path) -> None:
+    """Remove what an earlier verify linked together in `target`, and nothing else."""
+    if not target.exists():
+        return
+    if any(each.is_file() and not each.is_symlink() for each in target.rglob("*")):
+        raise UsageError(f"{target} holds a collection of its own", hint="choose another --out")
+    shutil.rmtree(target)
 
 
 def _left_in(folder: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,20 @@ def test_print_env_gives_the_two_variables_alone_and_verify_judges_what_they_led
     run = precdiag("collect", "--verify", tmp_path / "run")
     assert run.returncode == 125
     assert "started but never attached: torch was never imported" in run.stdout
+
+
+def test_a_dump_made_by_hand_is_judged_by_its_files_and_that_is_said(
+    real: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole = real("dumps") / "26.2.0/statistics-L1/A"
+    run = precdiag("collect", "--out", tmp_path / "run", "--side", "baseline", "--verify", whole)
+    assert run.returncode == 0, run.stderr
+    assert "has no receipts: judged by its files alone" in " ".join(run.stdout.split())
+    cut = precdiag("collect", "--out", tmp_path / "run", "--verify", real("unfinished") / "kill")
+    assert cut.returncode == 125
+    assert "step 1 is empty" in cut.stdout
+    assert set(json.loads((tmp_path / "run/collection.json").read_text())["sides"]) == {"baseline", "candidate"}
+    assert precdiag("compare", tmp_path / "run/baseline", whole).returncode == 0
 
 
 def test_a_child_of_a_long_lived_parent_ends_125_naming_ray(tmp_path: Path) -> None:

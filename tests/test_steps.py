@@ -132,6 +132,7 @@ def test_a_model_that_is_not_there_is_named_and_the_script_runs_on(sides: dict[s
 def test_a_skipped_iteration_of_a_framework_ends(name: str, number: int | None, sides: dict[str, SideResult]) -> None:
     assert [step.calls for step in sides[name].proof.steps] == [14, 12, 14, 0]
     assert sides[name].proof.steps[0].iteration == number
+    assert sides[name].proof.receipts[0].get("offset") == number
 
 
 def test_a_step_is_selected_by_the_logs_own_number(sides: dict[str, SideResult]) -> None:

@@ -165,6 +165,8 @@ class Recorder:
         self.receipt.write()
 
     def _find_window(self, index, number):
+        if number is not None:
+            self.receipt.data["offset"] = number - index
         if not self.session.iterations or self._window:
             return
         if number is None:
@@ -172,9 +174,7 @@ class Recorder:
             self.receipt.write()
             self.retire()
             return
-        offset = number - index
-        self.receipt.data["offset"] = offset
-        self._window = [n - offset for n in self.session.iterations if n >= number] or [-1]
+        self._window = [n - number + index for n in self.session.iterations if n >= number] or [-1]
 
     def _choose(self, module, optimizers):
         if not optimizers:
