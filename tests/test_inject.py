@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from collecting import PLAIN_CALLS, SCRIPTS, TRAIN, calls, one_side, train
+from collecting import DATA, PLAIN_CALLS, SCRIPTS, TRAIN, calls, one_side, train
 
-from precdiag.proof import NOT_STARTED
-from precdiag.receipts import read_receipts
+from precdiag.proof import NOT_STARTED, prove
 from precdiag.session import INJECT, Request, write_session
 
 PYTHON = sys.executable
@@ -146,15 +145,35 @@ def test_the_injected_files_are_python_38_and_standard_library_only(file: Path) 
     assert not at_top & {"torch", "msprobe"}
 
 
-def test_interpreters_of_other_versions_start_with_the_hook(tmp_path: Path) -> None:
-    names = [f"python3.{minor}" for minor in range(8, 15)] + [PYTHON]
-    for python in filter(None, map(shutil.which, names)):
-        folder = tmp_path / Path(python).name
-        write_session(folder, Request(), side="x", identity="x")
-        if subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode:
-            continue  # a version manager's shim without a version behind it
-        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(INJECT), "PRECDIAG_SESSION": str(folder)}
-        run = subprocess.run([python, "-c", "print('ran')"], env=environ, capture_output=True, text=True, check=False)
-        assert (run.stdout, run.stderr) == ("ran\n", ""), python
-        (receipt,) = read_receipts(folder)
-        assert (receipt["state"], receipt["finished"]) == ("started", True)
+def interpreters() -> list[str]:
+    """The interpreters of this machine that the hook is written for: on PATH, and those of a version manager."""
+    managed = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = {}
+    for minor in range(8, 15):
+        places = [shutil.which(f"python3.{minor}"), *managed.glob(f"3.{minor}.*/bin/python")]
+        for python in map(str, filter(None, places)):
+            # a version manager's shim may have no version behind it
+            if subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0:
+                found[minor] = python
+    return list(found.values())
+
+
+def test_the_hook_collects_under_every_python_there_is(tmp_path: Path) -> None:
+    """Torch and msprobe are stubs here, as there is no torch for some of these: what runs is the hook's own code."""
+    for python in [PYTHON, *interpreters()]:
+        folder = tmp_path / python.replace("/", "_")
+        write_session(folder, Request(steps=(0, 1), seed=1), side="x", identity="x")
+        path = f"{INJECT}{os.pathsep}{DATA / 'stubs_torch'}"
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "PRECDIAG_SESSION": str(folder)}
+        words = [python, SCRIPTS / "any_python.py"]
+        run = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+        assert (run.stdout, run.stderr) == ("trained\n", ""), python
+        proof = prove(folder)
+        assert [(step.state, step.calls) for step in proof.steps] == [("complete", 1)] * 2, (python, proof.reason)
+        (receipt,) = proof.receipts
+        assert (receipt["state"], receipt["finished"]) == ("attached", True)
+        doctor = subprocess.run(
+            [python, INJECT / "_precdiag_doctor.py", folder], env=environ, capture_output=True, text=True, check=False
+        )
+        assert doctor.stderr == "", python
+        assert "ok    session        x, step [0, 1], L1 statistics" in doctor.stdout
