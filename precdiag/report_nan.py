@@ -111,7 +111,7 @@ def _parts(parts: Sequence[PartSurvey]) -> Table:
         place, coverage = part.part, part.coverage
         step = f"{place.stage} {place.step}".strip() if place.step is not None else place.stage or "-"
         rank = "-" if place.rank is None else str(place.rank)
-        looked = "some rows unknown" if coverage.unknown else "finite"
+        looked = "some rows unknown" if coverage.unknown else "excluded" if coverage.non_finite else "finite"
         said = part.error or (looked if part.origin is None else part.origin.row.name)
         table.add_row(step, rank, f"{coverage.rows:,}", f"{coverage.non_finite:,}", said)
     rest = len(parts) - min(len(telling or parts), PARTS_SHOWN)

@@ -253,3 +253,17 @@ def test_healthy_uses_of_infinity_raise_no_alarm(tmp_path: Path) -> None:
     assert {part.part.step: part.origin.row.name for part in found.parts if part.origin is not None} == {}
     assert len(found.parts) == HEALTHY_USES
     assert sum(bool(part.excluded) for part in found.parts) == HEALTHY_USES - WITHOUT_INFINITY
+
+
+def test_the_first_steps_of_a_grad_scaler_are_healthy_once_it_has_recovered(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "precdiag", "collect", "--out", tmp_path / "run", "--quiet", "--side", "candidate"]
+    words += ["--level", "mix", "--step", "0-5", "--", sys.executable, SCRIPTS / "scaler.py"]
+    run = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, timeout=300)
+    assert run.returncode == 0, run.stdout
+    whole = survey(tmp_path / "run/candidate")
+    assert (whole.verdict, whole.exit_code, whole.origin) == ("finite", 0, None)
+    assert [each.row.step for each in whole.excluded] == [0, 1, 2, 3]
+    assert "loss scale of 16777216" in whole.excluded[0].why and "step 4 is finite" in whole.excluded[0].why
+    not_yet = survey(tmp_path / "run/candidate", Selection(steps=(0, 1)))
+    assert not_yet.origin is not None and "loss scale of 16777216" in not_yet.origin.why
+    assert "dump the next steps too" in not_yet.origin.next_step
