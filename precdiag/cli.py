@@ -119,6 +119,9 @@ def compare(
     limit: Limit = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
+    cache: Annotated[
+        bool | None, typer.Option("--cache/--no-cache", help="Keep what is read of a large dump beside it.")
+    ] = None,
     config: ConfigFile = None,
     show_config: ShowConfig = False,
 ) -> None:
@@ -176,6 +179,7 @@ def compare(
         "first": first or None,
         "workers": workers,
         "scheduler": scheduler,
+        "cache": cache,
     }
     loaded = load(CompareSettings, flags, config_file=config, environ=os.environ, cwd=Path.cwd())
     if show_config:
@@ -206,7 +210,7 @@ def compare(
             )
     else:
         sides = _two_sides(paths)
-        resources = Resources(settings.workers or available(), settings.scheduler)
+        resources = Resources(settings.workers or available(), settings.scheduler, settings.cache)
         with ExitStack() as stack:
             progress = stack.enter_context(progress_on_stderr())
             judging = None

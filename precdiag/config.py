@@ -186,6 +186,7 @@ class CompareSettings(Section):
     workers: Annotated[int, Field(ge=1)] | None = None  # as many as there are processors
     scheduler: Text | None = None
     first: bool = False
+    cache: bool = True
 
 
 class NanSettings(Section):

@@ -53,34 +53,13 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
     loaded = compare(tmp_path, yaml, environ, cosine_min=0.7, max_ulp=None)
 
     assert (loaded.settings.max_abs, loaded.settings.max_rel, loaded.settings.cosine_min) == (1e-3, 3e-3, 0.7)
-    assert origins(loaded) == {
+    given = {
         "compare.max_abs": "precdiag.yaml:2",
         "compare.max_rel": "PRECDIAG_COMPARE_MAX_REL",
         "compare.cosine_min": "--cosine-min",
-        "compare.max_ulp": "default",
-        "compare.cross_device": "default",
-        "compare.arbiter": "default",
-        "compare.step": "default",
-        "compare.rank": "default",
-        "compare.stage": "default",
-        "compare.pair_step": "default",
-        "compare.pair_rank": "default",
-        "compare.pair_stage": "default",
-        "compare.layout": "default",
-        "compare.baseline_layout": "default",
-        "compare.candidate_layout": "default",
-        "compare.replicas": "default",
-        "compare.engine": "default",
-        "compare.map": "default",
-        "compare.include": "default",
-        "compare.exclude": "default",
-        "compare.phase": "default",
-        "compare.format": "default",
-        "compare.limit": "default",
-        "compare.workers": "default",
-        "compare.scheduler": "default",
-        "compare.first": "default",
     }
+    every = {f"compare.{key}" for key in CompareSettings.model_fields}
+    assert origins(loaded) == dict.fromkeys(every, "default") | given
 
 
 def test_rows_show_what_was_written_and_defaults_as_they_are(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from precdiag.compare import compare
 from precdiag.document import comparison_document
 from precdiag.errors import PrecdiagError, UsageError
 from precdiag.judge import Policy
-from precdiag.reading import WORTH_A_PROCESS_BYTES, read_pair
+from precdiag.reading import LARGE_BYTES, read_pair
 from precdiag.report import comparison_text, json_text
 from precdiag.workers import Resources, each
 
@@ -82,7 +82,7 @@ def test_large_sides_are_read_at_the_same_time_and_come_out_alike(tmp_path: Path
     data = {f"Torch.a.{at}.forward": forward([tensor(-at - 1.0)], [tensor(at + 1.0)]) for at in range(24_000)}
     (tmp_path / "a").mkdir()
     folder = write(tmp_path / "a", data, stack={name: [f"File x.py, line {at}, in f"] for at, name in enumerate(data)})
-    assert (folder / "dump.json").stat().st_size > WORTH_A_PROCESS_BYTES
+    assert (folder / "dump.json").stat().st_size > LARGE_BYTES
     shutil.copytree(folder, tmp_path / "b")
     changed = (tmp_path / "b" / "dump.json").read_text().replace('"Min": 20001.0', '"Min": 20001.5')
     (tmp_path / "b" / "dump.json").write_text(changed)
@@ -94,7 +94,7 @@ def test_large_sides_are_read_at_the_same_time_and_come_out_alike(tmp_path: Path
 def test_a_side_that_cannot_be_read_is_the_same_error_in_a_process_of_its_own(tmp_path: Path) -> None:
     for side in ("a", "b"):
         (tmp_path / side).mkdir()
-        (tmp_path / side / "dump.json").write_bytes(b'{"data": {' + b" " * (WORTH_A_PROCESS_BYTES + 1))
+        (tmp_path / side / "dump.json").write_bytes(b'{"data": {' + b" " * (LARGE_BYTES + 1))
     assert said(tmp_path / "a", tmp_path / "b", Resources(2)) == said(tmp_path / "a", tmp_path / "b", Resources())
 
 
