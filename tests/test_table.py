@@ -14,6 +14,7 @@ import tables
 from handmade import forward, tensor, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from precdiag.align import pair
 from precdiag.compare import Comparison
@@ -30,6 +31,7 @@ from precdiag.table import read_table, table_of
 from precdiag.tablefile import find_tables, holds_tables, read_cells
 
 Real = Callable[[str], Path]
+SCHEMA = json.loads((Path(__file__).parent / "data" / "compare.schema.json").read_text())
 
 VERSIONS = ("1.2.2", "8.1.2", "8.3.3", "26.0.0", "26.2.0")
 TASKS = [
@@ -484,6 +486,7 @@ def test_the_command_takes_tables_and_says_what_they_cannot_show(
         app(["compare", str(folder), "--format", "json"])
     assert ended.value.code == 1
     document = json.loads(capsys.readouterr().out)
+    Draft202012Validator(SCHEMA).validate(document)
     assert document["evidence"] == "table"
     assert document["first_cause"]["name"] == "Functional.linear.1.forward.input.1"
     with pytest.raises(SystemExit) as ended:
