@@ -17,6 +17,7 @@ from precdiag.errors import EXIT_CANNOT_LOOK, PrecdiagError, UsageError
 if TYPE_CHECKING:
     from precdiag.compare import Comparison
     from precdiag.config import CompareSettings
+    from precdiag.judge import Policy
     from precdiag.session import Request
 
 # 128 + SIGINT, as shells report a program that Ctrl-C ended.
@@ -81,6 +82,13 @@ def compare(
     cross_device: Annotated[
         bool, typer.Option("--cross-device", help="Show first what rounding between two devices does not explain.")
     ] = False,
+    noise: Annotated[
+        str | None, typer.Option(metavar="DIR", help="A second run of the baseline: how much rounding moves each row.")
+    ] = None,
+    band_from: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Band: k times each row's distance in this second run.")
+    ] = None,
+    k: Annotated[float | None, typer.Option("--k", help="Times the noise. [default: 3]")] = None,
     no_arbiter: Annotated[bool, typer.Option("--no-arbiter", help="Do not replay calls in float64.")] = False,
     repro: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the call beyond rounding as a script of torch alone.")
@@ -140,7 +148,6 @@ def compare(
     from precdiag.document import comparison_document
     from precdiag.engine import Engine
     from precdiag.installed import find_msprobe
-    from precdiag.judge import Policy, Scrutiny
     from precdiag.mapping import CallMap, read_map
     from precdiag.parallelism import parallelism_of
     from precdiag.parts import Partners, Selection
@@ -158,6 +165,9 @@ def compare(
         "max_ulp": max_ulp,
         "cross_device": cross_device or None,
         "arbiter": False if no_arbiter else None,
+        "noise": noise,
+        "band_from": band_from,
+        "k": k,
         "step": step,
         "rank": rank,
         "stage": stage,
@@ -186,8 +196,7 @@ def compare(
         show(config_text(loaded.rows))
         return
     settings = loaded.settings
-    scrutiny = Scrutiny(arbiter=settings.arbiter)
-    policy = Policy(settings.max_abs, settings.max_rel, settings.cosine_min, settings.max_ulp, scrutiny)
+    policy = _policy_of(settings)
     check_unused(repro)
     partners = Partners(settings.pair_step, settings.pair_rank, settings.pair_stage)
     selection = Selection(settings.step, settings.rank, settings.stage, partners)
@@ -625,6 +634,16 @@ def _one_side(folder: Path) -> Path:
     if len(sides) == 2:
         raise UsageError(f"{folder}: holds two sides, and one dump is looked at", hint=f"precdiag nan {sides[1]}")
     return sides[0] if sides else folder
+
+
+def _policy_of(settings: CompareSettings) -> Policy:
+    """What counts, and what is to be found out about rounding."""
+    from precdiag.judge import Policy, Scrutiny
+
+    noise, band_from = (None if folder is None else Path(folder) for folder in (settings.noise, settings.band_from))
+    scrutiny = Scrutiny(settings.arbiter, noise, settings.k)
+    bounds = (settings.max_abs, settings.max_rel, settings.cosine_min, settings.max_ulp)
+    return Policy(*bounds, band_from, scrutiny)
 
 
 def _reproduce(comparison: Comparison, folder: Path | None) -> None:

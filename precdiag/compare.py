@@ -32,6 +32,7 @@ from precdiag.finding import Row, row_of
 from precdiag.judge import Judged, Policy, judge
 from precdiag.layout import Part, open_run
 from precdiag.mapping import CallMap
+from precdiag.noise import in_band_of_noise
 from precdiag.onesided import notes_on, recognise, unexplained
 from precdiag.parts import Alone, Selection, listed, pair_parts, selected
 from precdiag.ranks import communications_in, earliest
@@ -296,7 +297,8 @@ def conclude_part(judged: Judged, policy: Policy, limit: int, gradients_were_equ
     rounding = find_rounding(judged, cause, fresh=fresh, scrutiny=policy.scrutiny)
     if cause is not None and rounding is not None:
         cause = explained_cause(cause, rounding.onset)
-    return replace(summary(judged, recognised, cause, rounding, policy, limit), rounding=rounding, replaced=replaced)
+    banded = in_band_of_noise(judged, policy)
+    return replace(summary(banded, recognised, cause, rounding, policy, limit), rounding=rounding, replaced=replaced)
 
 
 def summary(

@@ -165,6 +165,9 @@ class CompareSettings(Section):
     max_ulp: Annotated[int, Field(ge=0)] | None = None
     cross_device: bool = False
     arbiter: bool = True
+    noise: Text | None = None
+    band_from: Text | None = None
+    k: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
     step: Integers | None = None
     rank: Integers | None = None
     stage: Text | None = None

@@ -109,8 +109,9 @@ def _by_rank(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _policy(policy: Policy) -> dict[str, Any]:
-    bounds = {key: value for key, value in asdict(policy).items() if key != "scrutiny"}
-    return {"mode": policy.mode, **bounds}
+    bounds = {key: value for key, value in asdict(policy).items() if key not in ("scrutiny", "band_from")}
+    band_from = None if policy.band_from is None else str(policy.band_from)
+    return {"mode": policy.mode, **bounds, "band_from": band_from, "k": policy.scrutiny.k if band_from else None}
 
 
 def beyond_document(found: Beyond) -> dict[str, Any]:

@@ -54,13 +54,15 @@ class Policy:
 
     On tensors the bounds are elementwise maxima and the cosine of the whole. On statistics max_rel is |Δ| over
     max(|Max|, |Min|) of the baseline (Norm: over itself), max_abs the largest elementwise |Δ| that the statistics
-    prove (|ΔNorm|/√n for the Norm); cosine_min and max_ulp need tensors.
+    prove (|ΔNorm|/√n for the Norm); cosine_min and max_ulp need tensors. `band_from`: a run whose measured noise makes
+    the band, row by row (noise.in_band_of_noise).
     """
 
     max_abs: float | None = None
     max_rel: float | None = None
     cosine_min: float | None = None
     max_ulp: int | None = None
+    band_from: Path | None = None
     scrutiny: Scrutiny = field(default=Scrutiny(), compare=False)
 
     @property

@@ -160,6 +160,7 @@ def _policy(comparison: Comparison) -> str:
     bounds = (("max abs", policy.max_abs), ("max rel", policy.max_rel), ("max ulp", policy.max_ulp))
     said = [f"{name} <= {bound:g}" for name, bound in bounds if bound is not None]
     said += [f"cosine >= {policy.cosine_min:g}"] if policy.cosine_min is not None else []
+    said += [f"error <= {policy.scrutiny.k:g} x the noise of {policy.band_from}"] if policy.band_from else []
     return "within the band " + ", ".join(said)
 
 

@@ -12,6 +12,7 @@ from precdiag.finding import Row, row_of
 from precdiag.given import given_integers, given_parameters, is_port
 from precdiag.judge import Judged, Scrutiny
 from precdiag.kinds import is_parameter
+from precdiag.noise import limit_of, noise_of
 from precdiag.relative import floor_of
 from precdiag.rows import OUTPUT
 from precdiag.source import Source, source_of
@@ -36,7 +37,7 @@ _MULTIPLIES = frozenset(
     {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "conv1d", "conv2d", "conv3d"}
     | {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
 )
-ESTIMATE, ARBITER = "estimate", "arbiter"
+ESTIMATE, NOISE, ARBITER = "estimate", "noise", "arbiter"
 # How many calls are replayed at most: those that stand out, in order.
 REPLAYED = 24
 
@@ -125,12 +126,14 @@ def find_rounding(
     errors = found.errors
     jumps = _jumps(judged, found)
     rulings = _rulings(judged, found, jumps) if scrutiny.arbiter else {}
-    line = _first(found, rulings)
+    measured = None if scrutiny.noise is None else noise_of(judged, scrutiny.noise)
+    quiet = within_noise(found, measured, scrutiny.k)
+    line = _first(found, rulings, quiet)
     finite = np.isfinite(errors.e) & ~np.isnan(errors.u)
     scaled = errors.e[finite] / errors.u[finite]
     return Rounding(
         onset=_onset(judged, cause, found),
-        beyond=None if line is None else _beyond(judged, found, line, rulings.get(line)),
+        beyond=None if line is None else _beyond(judged, found, line, rulings.get(line), measured),
         jumps=tuple(replace(jump, ruling=rulings.get(jump.row.order)) for jump in jumps),
         profile=_profile(judged, found),
         random=tuple(row_of(judged, at) for at in found.random),
@@ -175,23 +178,36 @@ def _rulings(judged: Judged, found: Suspects, jumps: tuple[Jump, ...]) -> dict[i
     return rulings
 
 
-def _first(found: Suspects, rulings: Mapping[int, Ruling]) -> int | None:
-    """The first line beyond rounding: the arbiter decides where it can rule, the estimate elsewhere.
+def within_noise(found: Suspects, measured: np.ndarray | None, k: float) -> set[int]:
+    """Return the lines that the estimate finds beyond rounding and measured noise explains: e <= k·max(noise, u).
+
+    Noise that was not measured, or is none at all, explains nothing; integers and parameters have none.
+    """
+    if measured is None:
+        return set()
+    limit = limit_of(measured, found.u, k)
+    floats = [line for line, what in found.beyond.items() if what in (OUTPUT_BEYOND, INPUT_BEYOND)]
+    return {line for line in floats if found.errors.e[line] <= limit[line]}
+
+
+def _first(found: Suspects, rulings: Mapping[int, Ruling], quiet: set[int]) -> int | None:
+    """The first line beyond rounding: the arbiter decides where it can rule, then measured noise, then the estimate.
 
     Where both sides are off alike the replay may be of another function than the call's: there the estimate stands.
     """
     ruled = {line for line, ruling in rulings.items() if ruling.off in (CANDIDATE, BASELINE)}
     cleared = {line for line, ruling in rulings.items() if ruling.off == NEITHER}
-    return min((set(found.beyond) | ruled) - cleared, default=None)
+    return min(((set(found.beyond) - quiet) | ruled) - cleared, default=None)
 
 
-def _beyond(judged: Judged, found: Suspects, line: int, ruling: Ruling | None) -> Beyond:
+def _beyond(judged: Judged, found: Suspects, line: int, ruling: Ruling | None, measured: np.ndarray | None) -> Beyond:
     what = found.beyond.get(line, OUTPUT_BEYOND)
     e_in = 0.0 if what == PARAMETER_BEYOND else float(found.e_in[line])
     e_out, u = float(found.errors.e[line]), float(found.u[line])
     told = differing_arguments(judged, int(judged.rows["call"].iat[line])) if what == OUTPUT_BEYOND else []
     at = told[0] if told else line
-    basis = ESTIMATE
+    has_noise = measured is not None and measured[line] > 0
+    basis = NOISE if has_noise and what != PARAMETER_BEYOND else ESTIMATE
     if told:
         kind, why, following = "argument", "the call's argument differs, and so does its output", "align the argument"
     else:

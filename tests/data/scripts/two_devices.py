@@ -205,6 +205,9 @@ def changed(fault, model, tokens, labels):
         model.layers[1].up.weight.data *= 1.01
     if fault == "norm_weight":
         model.layers[2].norm1.weight.data[3] *= 1.05
+    if fault == "ulp":  # no fault: the first device again, from an embedding that is moved by one ulp
+        table = model.emb.weight.data
+        model.emb.weight.data = torch.nextafter(table, torch.full_like(table, float("inf")))
     if fault == "token":
         tokens[1, 5] = (tokens[1, 5] + 1) % VOCABULARY
     if fault == "label":
@@ -216,7 +219,7 @@ def collect(out, dtype, seed, level, task, fault):
 
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    other = fault != "baseline"
+    other = fault not in ("baseline", "ulp")
     model = Model(other, PLANTED.get(fault, {}))
     for name, parameter in model.named_parameters():
         if name.endswith(("norm1.weight", "norm2.weight", "norm.weight")):
