@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from standin import StandIn
 
 from precdiag import installed
 from precdiag.align import pair
+from precdiag.cli import app
 from precdiag.compare import Comparison, compare
 from precdiag.dump import read_dump
 from precdiag.engine import Engine, laid_on
@@ -255,3 +257,22 @@ def test_pypis_unrelated_msprobe_is_told_apart(
     monkeypatch.setattr(installed, "_VERSION", "raise SystemExit(1)")
     with pytest.raises(PrecdiagError, match="another tool of that name"):
         find_msprobe()
+
+
+# -- the option
+
+
+def test_the_option_lets_msprobe_measure_and_says_so(
+    tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = two_runs(tmp_path, "step0/rank0")
+    found = stand_in.leaves(_rank0=FAULT)
+    monkeypatch.setattr(installed, "find_msprobe", lambda: found)
+    with pytest.raises(SystemExit) as ended:
+        app(["compare", *map(str, runs), "--engine", "msprobe", "--format", "json"])
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert (ended.value.code, document["evidence"], len(stand_in.calls())) == (1, "table", 1)
+    assert document["first_cause"]["name"] == "Functional.linear.1.forward.output.0"
+    assert document["first_cause"]["msprobe_result"] == "pass"
+    assert "msprobe 26.2.0 compares" in printed.err
