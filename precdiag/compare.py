@@ -295,8 +295,8 @@ def conclude_part(judged: Judged, policy: Policy, limit: int, gradients_were_equ
     cause = find_cause(judged, recognised, gradients_were_equal=gradients_were_equal, replaced=replaced)
     fresh = judged.baseline.part.step in (None, 0)
     rounding = find_rounding(judged, cause, fresh=fresh, scrutiny=policy.scrutiny)
-    if cause is not None and rounding is not None:
-        cause = explained_cause(cause, rounding.onset)
+    if cause is not None:
+        cause = explained_cause(cause, rounding)
     banded = in_band_of_noise(judged, policy)
     return replace(summary(banded, recognised, cause, rounding, policy, limit), rounding=rounding, replaced=replaced)
 

@@ -40,6 +40,8 @@ _MULTIPLIES = frozenset(
 ESTIMATE, NOISE, ARBITER = "estimate", "noise", "arbiter"
 # How many calls are replayed at most: those that stand out, in order.
 REPLAYED = 24
+# And at most so many behind random draws, where nothing but a replay tells.
+SWEPT = 400
 
 
 @dataclass(frozen=True)
@@ -150,11 +152,17 @@ def find_rounding(
     )
 
 
-def explained_cause(cause: Cause, onset: Row | None) -> Cause:
-    """Say of a first cause that it is the onset of rounding, where it is."""
-    if onset is None:
+def explained_cause(cause: Cause, rounding: Rounding | None) -> Cause:
+    """Say of a first cause what is known of rounding: that it is its onset, or what stands behind random draws."""
+    if rounding is None:
         return cause
-    return replace(cause, why=f"{cause.why}; it differs by rounding, no fault by itself")
+    if rounding.onset is not None:
+        return replace(cause, why=f"{cause.why}; it differs by rounding, no fault by itself")
+    if cause.row.kind != "random":
+        return cause
+    # A value alone tells nothing behind random draws: it is one of theirs unless rounding.beyond says otherwise.
+    exact = cause.behind if cause.behind is not None and cause.behind.kind != "value" else None
+    return replace(cause, behind=exact if rounding.beyond is None else rounding.beyond.row)
 
 
 def _onset(judged: Judged, cause: Cause, found: Suspects) -> Row | None:
@@ -175,7 +183,23 @@ def _rulings(judged: Judged, found: Suspects, jumps: tuple[Jump, ...]) -> dict[i
             ruling = arbitrate(judged, line, float(found.u[line]))
             if ruling is not None:
                 rulings[line] = ruling
+    if not found.beyond and not any(ruling.off in (CANDIDATE, BASELINE) for ruling in rulings.values()):
+        rulings |= _swept(judged, found)
     return rulings
+
+
+def _swept(judged: Judged, found: Suspects) -> dict[int, Ruling]:
+    """Behind random draws, or an error too large to be judged, ask the arbiter call by call until a side is off."""
+    start = min((line for line in (*found.random, found.lost) if line >= 0), default=-1)
+    if start < 0:
+        return {}
+    io = _io(judged)
+    lines = [line for line in range(start + 1, len(io)) if io[line] == OUTPUT and found.errors.e[line] > 0]
+    for line in lines[:SWEPT]:
+        ruling = None if line in found.random else arbitrate(judged, line, float(found.u[line]))
+        if ruling is not None and ruling.off in (CANDIDATE, BASELINE):
+            return {line: ruling}
+    return {}
 
 
 def within_noise(found: Suspects, measured: np.ndarray | None, k: float) -> set[int]:
