@@ -130,9 +130,9 @@ def _left_out(mine: Dump, theirs: Dump, positions: np.ndarray, has_own: bool) ->
     import numpy as np
 
     names = theirs.calls["name"].iloc[positions].astype(str)
-    mentioned = mine.mentioned()
+    undumped = mine.mentioned() - set(mine.calls["name"])
     own = (theirs.calls["scope"] == "").to_numpy()[positions]  # an optimizer's calls: onesided.py
-    there = own & names.str.replace(".parameters_grad", ".backward", regex=False).isin(mentioned).to_numpy()
+    there = own & names.str.replace(".parameters_grad", ".backward", regex=False).isin(undumped).to_numpy()
     if there.all() or has_own:
         return np.asarray(there)
     if set(mine.calls["name"]) < set(theirs.calls["name"]) and skips_counters(mine.calls):

@@ -77,6 +77,20 @@ def test_one_call_missing_from_one_side_is_a_difference_and_not_filtered(tmp_pat
     assert result.cause is not None and result.cause.row.name == "Torch.f5.0.forward"
 
 
+def test_a_call_of_the_same_name_elsewhere_does_not_make_a_missing_one_filtered(tmp_path: Path) -> None:
+    """Counters name other calls on the two sides: what construct.json knows and dump.json holds was not left out."""
+    first, extra = forward([tensor()], [tensor()]), forward([tensor(high=5.0)], [tensor(high=6.0)])
+    module = {"Module.m.M.forward.0": first}
+    left = {"Torch.a.0.forward": extra, "Torch.a.1.forward": first} | module
+    right = {"Torch.a.0.forward": first} | module
+    inside = {"construct": {"Torch.a.0.forward": "Module.m.M.forward.0"}, "level": "mix"}
+    write(tmp_path / "b", left, **inside)
+    write(tmp_path / "c", right, **inside)
+    result = compare(tmp_path / "b", tmp_path / "c", Policy())
+    assert result.cause is not None and result.cause.row.name == "Torch.a.0.forward"
+    assert result.coverage.filtered == 0
+
+
 @pytest.mark.parametrize(
     ("view", "compared"),
     [
