@@ -36,8 +36,12 @@ class Ruling:
 def arbitrate(judged: Judged, line: int, u: float) -> Ruling | None:
     """Rule on the output at a line of `judged.rows`, whose call computes with roundoff u.
 
-    None where the call is no plain function or standard module, or its tensors were not dumped on both sides.
+    None where the call is no plain function or standard module, or its tensors were not dumped on both sides; nor can
+    one call answer for the result of a replaced region.
     """
+    calls = judged.pairing.calls.iloc[int(judged.rows["call"].iat[line])]
+    if calls["baseline"] < 0 or calls["candidate"] < 0:
+        return None
     found = []
     try:
         for dump, side in ((judged.baseline, "baseline"), (judged.candidate, "candidate")):

@@ -79,7 +79,9 @@ def incoming(judged: Judged, errors: Errors) -> Incoming:
         np.fmax.at(roundoff, to, roundoff[of])
     firm = counted & trusted[call]
     level, anywhere = _level(np.where(firm, errors.e, np.nan)), _level(errors.e)
-    estimated = (io == OUTPUT) & ~errors.exact
+    # What a replaced region takes in is not paired: like an input, its result stands behind all that precedes it.
+    replaced = (judged.pairing.calls[["baseline", "candidate"]] < 0).any(axis=1).to_numpy()[call]
+    estimated = (io == OUTPUT) & (~errors.exact | replaced)
     e_in = np.where(io == OUTPUT, np.nan_to_num(own, nan=0.0, posinf=np.inf)[call], level)
     e_in = np.where(estimated, np.fmax(e_in, np.where(trusted[call], level, anywhere)), e_in)
     return Incoming(e_in, roundoff[call], trusted[call], alike[call])
