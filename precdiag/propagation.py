@@ -188,7 +188,7 @@ def _gradients(
         np.fmax.at(share, to[here], norm[of[here]])
         product *= share
         np.add.at(total, to[here], np.nan_to_num(error[of[here]]))
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         bound[to[gradient]] = (total * np.fmax(product / result, 1.0))[to[gradient]]
     return bound
 

@@ -13,6 +13,7 @@ from precdiag.curves import LossLog
 from precdiag.localize import EXIT, Localization
 from precdiag.report import rendered
 from precdiag.report_blocks import field_grid, labelled, section
+from precdiag.rounding import Beyond
 
 SIGNALS_SHOWN = 8
 _METRICS = ("max_abs", "max_rel", "max_ulp")
@@ -109,6 +110,8 @@ def _chain(found: Localization, culprit: Culprit) -> list[tuple[str, str]]:
         chain.append(("source", f"{source.file}:{source.line}  {source.code}"))
     apart = [f"{name.replace('_', ' ')} {value:.6g}" for name in _METRICS if (value := (row.metrics or {}).get(name))]
     chain += [("differs by", ", ".join(apart))] if apart else []
+    also = () if isinstance(culprit.found, Beyond) else culprit.found.also
+    chain += [("also", ", ".join(f"{each.name} on rank {each.rank}" for each in also))] if also else []
     return [*chain, ("do", culprit.next_step)]
 
 

@@ -166,6 +166,19 @@ def test_two_devices_need_more_than_rounding(trained: Path, tmp_path: Path) -> N
     assert found.seen.culprit is None or found.seen.culprit.by == "beyond rounding"
 
 
+def test_the_rank_that_began_it_is_named(real: Real, tmp_path: Path) -> None:
+    loss = falling(5, noise=0)
+    for name, factor in (("good", 1.0), ("bad", 1.5)):
+        lines = [json.dumps({"step": n, "loss": x * factor}) for n, x in enumerate(loss, 1)]
+        (tmp_path / name).write_text("\n".join([*lines, ""]))
+    ddp = real("ddp")
+    words = ["--candidate-log", tmp_path / "bad", "--baseline-log", tmp_path / "good", "--same-device"]
+    found = document(*words, "--candidate", ddp / "C", "--baseline", ddp / "A")
+    cause = found["first_cause"]
+    assert (found["verdict"], found["step"]) == ("diverged", 1)
+    assert (cause["step"], cause["rank"], cause["kind"]) == (0, 1, "parameter")
+
+
 # -- logs alone
 
 
@@ -245,6 +258,20 @@ def test_without_plotext_a_wanted_plot_is_one_line(tmp_path: Path) -> None:
         "localize", "--candidate-log", LOGS / "megatron_spike_recovers.log", "--plot", env={"PYTHONPATH": str(tmp_path)}
     )
     assert run.returncode == 2 and run.stderr == "precdiag: --plot needs plotext\n  pip install 'precdiag[plot]'\n"
+
+
+def test_a_terminal_shows_the_plot_and_says_in_one_line_what_it_lacks(tmp_path: Path) -> None:
+    words = f'"{sys.executable}" -m precdiag localize --candidate-log {LOGS / "megatron_spike_recovers.log"}'
+    environ = {**os.environ, "COLUMNS": "80", "TERM": "xterm-256color", "NO_COLOR": "1"}
+    shown = []
+    for more in ({}, {"PYTHONPATH": str(tmp_path)}):
+        run = subprocess.run(
+            ["script", "-qec", words, "/dev/null"], capture_output=True, text=True, env=environ | more, check=False
+        )
+        shown.append(run.stdout)
+        (tmp_path / "plotext.py").write_text("raise ImportError('hidden')")
+    assert "lm loss, step 15 marked" in shown[0] and "no plot" not in shown[0]
+    assert "no plot: --plot needs plotext, pip install 'precdiag[plot]'" in shown[1]
 
 
 # -- which step is which
