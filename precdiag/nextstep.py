@@ -112,7 +112,7 @@ def _request(found: Localization, base: Request) -> Request | None:
         return None if told else tensors_around(seen, base)
     if not found.curves.dump_steps or not _asks_for_more(seen, found.sides):
         return None
-    return at_window(coarsest(found.sides, base), found.curves)
+    return at_window(coarsest(found.sides, base), found.curves, found.sides.cross_device)
 
 
 def _asks_for_more(seen: Seen, sides: Sides) -> bool:
@@ -122,13 +122,19 @@ def _asks_for_more(seen: Seen, sides: Sides) -> bool:
     return sides.cross_device is False and seen.comparison.evidence < CHECKSUM
 
 
-def at_window(request: Request, curves: Curves) -> Request:
-    """Ask for the window by the log's own numbers where the hook sees them counted, else by dump steps."""
+def at_window(request: Request, curves: Curves, cross_device: bool | None) -> Request:
+    """Ask for the window by the log's own numbers where the hook sees them counted, else by dump steps.
+
+    Of curves that part on two devices, or on nobody knows which, the first step is asked for too: behind an update
+    everything differs by rounding, and a fault is told from it only before.
+    """
+    early = curves.found.verdict == "diverged" and cross_device is not False
+    steps = {*curves.dump_steps, *([0] if early else [])}
     log, basis = curves.candidate, curves.mapping.basis
     by_framework = log.format in COUNTED_BY_FRAMEWORK and not log.counted and basis == "assumed"
     if basis == "receipts" or by_framework:
-        return replace(request, iterations=curves.choice.steps, steps=())
-    return replace(request, steps=curves.dump_steps, iterations=())
+        return replace(request, iterations=tuple(sorted(map(curves.mapping.iteration, steps))), steps=())
+    return replace(request, steps=tuple(sorted(steps)), iterations=())
 
 
 def _without_dump(found: Localization) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ class Search:
                 self.seen = replace(self.seen, notes=(*self.seen.notes, ALONE))
                 return
             if self.curves.dump_steps:
-                request = at_window(self._coarsest(), self.curves)
+                request = at_window(self._coarsest(), self.curves, self.sides.cross_device)
                 self._see(self._stage("window", request, f"the steps that the curves name: {self.curves.choice.why}"))
             elif self.curves.found.step is not None:
                 self._bracket(max(clean, default=-1), self.curves.mapping.dump_step(self.curves.found.step))

@@ -131,7 +131,7 @@ def test_dumps_of_other_steps_give_the_cost_of_the_next_collection(trained: Path
     sides = find_sides(Given(None, *logs, candidate=folder / "candidate/dump/step7"))
     found = advise(localize(sides, LocalizeSettings()), CollectSettings(), None)
     assert found.seen.culprit is None and found.seen.missing == (5, 6)
-    assert "--step 5-6 --level mix --summary md5" in found.next[0]
+    assert "--step 0,5-6 --level mix --summary md5" in found.next[0]
     assert any("the next collection costs about 353 calls and" in note for note in found.notes)
 
 
@@ -203,12 +203,14 @@ def test_without_dumps_the_command_to_collect_is_ready(tmp_path: Path) -> None:
     )
     words = ["--candidate-log", LOGS / "pair_npu_drifts_from_35.log", "--baseline-log", LOGS / "pair_bench.log"]
     found = document(*words, cwd=tmp_path)
-    assert found["next"][0] == "precdiag collect --out precdiag-run --step iter:35-36 --level mix --summary md5"
+    assert found["next"][0] == "precdiag collect --out precdiag-run --step iter:1,35-36 --level mix --summary md5"
     (tmp_path / "precdiag.yaml").unlink()
     found = document(*words, "--cross-device", cwd=tmp_path)
-    assert "--step iter:35-36 --level L0 --baseline" in found["next"][0]
+    assert "--step iter:1,35-36 --level L0 --baseline" in found["next"][0]
+    found = document(*words, "--same-device", cwd=tmp_path)
+    assert "--step iter:35-36 " in found["next"][0]
     found = document(*words, "--step-offset", "31", cwd=tmp_path)
-    assert "--step 4-5 " in found["next"][0] and found["mapping"] == {"offset": 31, "basis": "option"}
+    assert "--step 0,4-5 " in found["next"][0] and found["mapping"] == {"offset": 31, "basis": "option"}
 
 
 def test_every_series_is_listed() -> None:

@@ -114,7 +114,7 @@ def test_each_planted_fault_is_reached_from_the_two_commands(tmp_path: Path, ask
 def test_logs_that_are_there_are_not_made_again(trained: Path, tmp_path: Path, asked: Asked) -> None:
     logs = Given(candidate_log=trained / "optimizer/log.txt", baseline_log=trained / "none/log.txt")
     found = search(logs, settings(tmp_path / "s"), two("optimizer"), quiet)
-    assert [request.steps for request, _ in asked] == [(5, 6)]
+    assert [request.steps for request, _ in asked] == [(0, 5, 6)]
     assert found.seen.culprit is not None and found.seen.culprit.row.step == 5
     assert found.curves.repeat is not None and found.curves.repeat.same is True
 
