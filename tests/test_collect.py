@@ -128,6 +128,11 @@ def test_a_command_that_trains_nothing_ends_125_naming_what_happened(tmp_path: P
     assert run.returncode == 125
     assert "NOT VERIFIED" in run.stdout
     assert "started but never attached: torch was never imported" in run.stdout
+    again = precdiag("collect", "--out", tmp_path / "run", "--force", "--format", "json", "--", *IDLE)
+    found = json.loads(again.stdout)
+    assert again.returncode == 125
+    assert (found["schema"], found["verified"]) == ("precdiag.collect/1", False)
+    assert found["sides"]["candidate"]["reason"].startswith("started but never attached")
 
 
 @pytest.mark.parametrize(
@@ -469,16 +474,15 @@ def matrix_runs(folder: Path) -> dict[str, Run]:
 
 
 @pytest.mark.parametrize(("level", "task", "ranks"), MATRIX)
-def test_a_collected_pair_is_compared_by_its_folder_alone(
+def test_a_collected_pair_is_compared_by_its_run_folders(
     level: str, task: str, ranks: int, matrix: dict[str, SideResult]
 ) -> None:
-    from precdiag.cli import _two_sides
     from precdiag.compare import compare
     from precdiag.judge import Policy
 
     sides = [matrix[f"{level}-{task}-{ranks}/{side}"] for side in ("baseline", "candidate")]
     assert [side.proof.reason for side in sides] == [None, None]
-    found = compare(*_two_sides(sides[0].folder.parent, None), Policy())
+    found = compare(sides[0].folder, sides[1].folder, Policy())
     assert found.verdict == "diverged"
     assert found.cause is not None
     # DDP reduces gradients where no hook sees it: which rank is the first then cannot be told, and both are named

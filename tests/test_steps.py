@@ -56,6 +56,8 @@ RUNS = {
     "at-call": shape("accumulation", 1, steps=(0, 1, 2), step_at="call"),
     "at-optimizer": shape("accumulation", 1, steps=(0, 1, 2), step_at="optimizer"),
     "second": shape("nested", 1, level="L0", model="1"),
+    "two-models": shape("two_optimizers", 1, level="L0"),
+    "inference-L0": shape("inference", 1, level="L0"),
     "no-such-model": shape("plain", 1, level="L0", model="encoder"),
     "manual": shape("by_hand", env={"PYTHONPATH": str(ROOT)}, step_at="manual", steps=(1,), level="L0"),
     **{
@@ -119,6 +121,15 @@ def test_model_narrows_what_is_hooked(sides: dict[str, SideResult]) -> None:
     assert sides["second"].verified, sides["second"].proof.reason
     forward = [name for name in calls(sides["second"], 0) if ".forward." in name]
     assert forward == ["Module.0.Linear.forward.0", "Module.1.ReLU.forward.0", "Module.2.Linear.forward.0"]
+
+
+def test_two_models_are_hooked_as_a_list_and_inference_hooks_what_it_calls(sides: dict[str, SideResult]) -> None:
+    def forward(name: str) -> list[str]:
+        return [each.partition("Module.")[2] for each in calls(sides[name], 0) if ".forward." in each]
+
+    both, one = forward("two-models"), forward("inference-L0")
+    assert one == ["0.Linear.forward.0", "1.ReLU.forward.0", "2.Linear.forward.0"]
+    assert both == [f"{place}.{name}" for place in (0, 1) for name in one]
 
 
 def test_a_model_that_is_not_there_is_named_and_the_script_runs_on(sides: dict[str, SideResult]) -> None:
