@@ -28,16 +28,22 @@ def given_parameters(judged: Judged) -> tuple[int, int]:
         module = dump.calls["module"].to_numpy(dtype=object)[call[held]]
         names = np.char.add(module.astype(str), dump.rows["slot"].astype(str).to_numpy()[at[held]].astype(str))
         return _counted(names, state[held])
-    operation = dump.calls["operation"].to_numpy(dtype=object)[call]
-    slot = dump.rows["slot"].astype(object).to_numpy()[at]
-    tensor = dump.rows["tensor"].to_numpy()[at] & (io == INPUT)
-    forward = (dump.calls["phase"] == "forward").to_numpy()[call]
-    chosen = [
-        place
-        for place in np.flatnonzero(tensor & forward).tolist()
-        if slot[place] in WEIGHT_SLOTS.get(operation[place], ())
-    ]
+    chosen = weights(dump)[at]
     return _counted(fingerprints(dump)[at[chosen]], state[chosen])
+
+
+def weights(dump: Dump) -> np.ndarray:
+    """Mark the inputs that stand in a slot where a function takes a weight: bool of len(rows)."""
+    import numpy as np
+
+    rows, calls = dump.rows, dump.calls
+    call, slot = rows["call"].cat.codes.to_numpy(), rows["slot"].cat.codes.to_numpy()
+    slots = rows["slot"].cat.categories
+    operation = calls["operation"].where(calls["phase"] == "forward", "").to_numpy(dtype=object)
+    marked = np.zeros(len(rows), dtype=bool)
+    for name in set(operation) & WEIGHT_SLOTS.keys():
+        marked |= (operation == name)[call] & np.isin(slot, slots.get_indexer([*WEIGHT_SLOTS[name]]))
+    return np.asarray(marked & rows["tensor"].to_numpy() & (rows["io"] == INPUT).to_numpy())
 
 
 def given_integers(judged: Judged) -> tuple[int, int]:

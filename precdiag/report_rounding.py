@@ -52,7 +52,7 @@ def rounding_next(comparison: Comparison) -> list[str]:
     if row is None:
         return [_in_single(rounding)] if rounding.u >= HALF else []
     if comparison.evidence >= BYTES:
-        return []
+        return [f"precdiag compare {both} --repro DIR"] if row.kind == "introduced" else []
     return [f"precdiag collect --task tensor --step {row.step or 0} --list {row.call} --out DIR …"]
 
 

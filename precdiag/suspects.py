@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from precdiag.dump import Dump, fingerprints
 from precdiag.evidence import ARGUMENT, DIFFERENT, SHAPE, VALUE
 from precdiag.finding import side_of
+from precdiag.given import weights
 from precdiag.judge import Judged
-from precdiag.operations import WEIGHT_SLOTS, is_random, is_routing
+from precdiag.operations import is_random, is_routing
 from precdiag.propagation import incoming
 from precdiag.relative import HALF, Errors, errors_of, explained
 from precdiag.replaced import spans
@@ -181,19 +182,20 @@ def _given_integers(judged: Judged, errors: Errors, where: np.ndarray) -> list[i
         position = np.maximum(judged.pairing.calls["baseline"].to_numpy(), 0)[judged.rows["call"].to_numpy()]
         labels = judged.baseline.calls["operation"].isin(_LOSSES).to_numpy()[position]
         where = where & (labels | (np.arange(len(where)) < (floats[0] if len(floats) else len(where))))
-    lines = np.flatnonzero(where).tolist()
-    return [line for line in lines if not _is_made(judged, line)] if lines else []
+    lines = np.flatnonzero(where)
+    if not len(lines):
+        return []
+    given: list[int] = lines[~_made(judged.baseline)[judged.rows["baseline"].to_numpy()[lines]]].tolist()
+    return given
 
 
-def _is_made(judged: Judged, line: int) -> bool:
-    made = _outputs(judged.baseline)
-    return bool(fingerprints(judged.baseline)[int(judged.rows["baseline"].iat[line])] in made)
+def _made(dump: Dump) -> np.ndarray:
+    """Mark the rows whose value some dumped call gave out: bool of len(rows)."""
+    import numpy as np
 
-
-def _outputs(dump: Dump) -> set[int]:
     prints = fingerprints(dump)
     made = prints[(dump.rows["io"] == OUTPUT).to_numpy()]
-    return set(made.tolist()) - {0}
+    return np.isin(prints, made[made != 0])
 
 
 def _parameters(judged: Judged, io: np.ndarray) -> list[int]:
@@ -202,14 +204,10 @@ def _parameters(judged: Judged, io: np.ndarray) -> list[int]:
 
     rows, dump = judged.rows, judged.baseline
     differ = (rows["state"] == DIFFERENT).to_numpy() & ((rows["aspects"].to_numpy() & VALUE) != 0)
-    lines = np.flatnonzero(differ & (io == PARAMETER)).tolist()
     given = np.flatnonzero(differ & (io == INPUT))
     at = rows["baseline"].to_numpy()[given]
-    call = dump.rows["call"].cat.codes.to_numpy()[at]
-    operation, phase = dump.calls["operation"].to_numpy()[call], dump.calls["phase"].to_numpy()[call]
-    slot = dump.rows["slot"].astype(object).to_numpy()[at]
-    prints, made = fingerprints(dump)[at], _outputs(dump)
-    for line, name, where, when, mark in zip(given.tolist(), operation, slot, phase, prints.tolist(), strict=True):
-        if when == "forward" and where in WEIGHT_SLOTS.get(name, ()) and mark not in made:
-            lines.append(line)
-    return sorted(lines)
+    weight = weights(dump)[at]
+    if weight.any():
+        weight &= ~_made(dump)[at]
+    lines: list[int] = sorted([*np.flatnonzero(differ & (io == PARAMETER)).tolist(), *given[weight].tolist()])
+    return lines
