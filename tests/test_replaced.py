@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 from handmade import Json, backward, forward, scalar, tensor, write
 
+from precdiag.align import pair
+from precdiag.arbiter import arbitrate
 from precdiag.compare import Comparison, compare
 from precdiag.document import comparison_document
-from precdiag.judge import Policy
+from precdiag.dump import read_dump
+from precdiag.judge import Policy, judge
+from precdiag.layout import Part
+from precdiag.propagation import incoming
+from precdiag.relative import errors_of
+from precdiag.replaced import judge_regions
 from precdiag.replacements import canonical, known_replacements, name_of, read_replacements
 from precdiag.report import comparison_text
 
@@ -175,6 +182,31 @@ def test_inside_a_module_its_own_output_is_the_result(tmp_path: Path) -> None:
     assert compare(tmp_path / "b", tmp_path / "c", Policy()).verdict == "no-divergence"
     off = compare(tmp_path / "b", tmp_path / "off", Policy())
     assert off.cause is not None and off.cause.row.kind == "structure"
+
+
+def test_a_regions_result_is_held_against_all_that_precedes_it(tmp_path: Path) -> None:
+    """What a region takes in is not paired: by its call alone it would seem to take in no error."""
+    torch = pytest.importorskip("torch")
+    sides = []
+    for side, run_of_calls in (("b", unfused(Y)), ("c", fused(Y))):
+        data = {**FIRST, **run_of_calls, **head(Y)}
+        folder = write(tmp_path / side, data, task="tensor")
+        files = folder / "dump_tensor_data"
+        files.mkdir()
+        off = 1.0 + 1e-4 * (side == "c")
+        for name, entry in data.items():
+            for key in ("input_args", "output"):
+                for at, leaf in enumerate(entry[key]):
+                    if "shape" in leaf:
+                        leaf["data_name"] = f"{name}.{key}.{at}.pt"
+                        torch.save(torch.full(leaf["shape"], off), files / leaf["data_name"])
+        write(tmp_path / side, data, task="tensor")
+        sides.append(read_dump(Part(folder)))
+    judged = judge(*sides, pair(*sides), Policy())
+    line = judge_regions(judged)[0].lines[0]
+    assert judged.pairing.regions[0].boundary is not None
+    assert incoming(judged, errors_of(judged)).e[line] == pytest.approx(1e-4, rel=0.01)
+    assert arbitrate(judged, line, 2.0**-24) is None
 
 
 # -- the list
