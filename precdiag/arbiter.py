@@ -42,9 +42,12 @@ def arbitrate(judged: Judged, line: int, u: float) -> Ruling | None:
     calls = judged.pairing.calls.iloc[int(judged.rows["call"].iat[line])]
     if calls["baseline"] < 0 or calls["candidate"] < 0:
         return None
+    sides = ((judged.baseline, "baseline"), (judged.candidate, "candidate"))
+    if any(dump.tensor_path(int(judged.rows[side].iat[line])) is None for dump, side in sides):
+        return None  # statistics need no torch
     found = []
     try:
-        for dump, side in ((judged.baseline, "baseline"), (judged.candidate, "candidate")):
+        for dump, side in sides:
             row = int(judged.rows[side].iat[line])
             call = rebuild(dump, str(dump.rows["call"].iat[row]))
             found.append(local_error(call, str(dump.rows["slot"].iat[row]), u))

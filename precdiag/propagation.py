@@ -187,7 +187,7 @@ def _gradients(
         share = np.full(size, np.nan)
         np.fmax.at(share, to[here], norm[of[here]])
         product *= share
-        np.add.at(total, to[here], np.nan_to_num(error[of[here]]))
+        np.add.at(total, to[here], np.nan_to_num(error[of[here]], posinf=np.inf))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         bound[to[gradient]] = (total * np.fmax(product / result, 1.0))[to[gradient]]
     return bound
