@@ -104,21 +104,8 @@ class Stages:
             command = collect_command(request, str(place), here, configured=not stage.words)
             _say(f"  {command}  ({', '.join(here)})")
         self._write("begun", stage)
-        for side in here:
-            if self.parallel and side != next(iter(here)):
-                break
-            group = here if self.parallel else {side: here[side]}
-            left = collect(
-                place,
-                request,
-                group,
-                force=True,
-                quiet=True,
-                parallel=self.parallel,
-                timeout=self._time(resume),
-                no_longer=not stage.whole,
-            )
-            pass_signal_on(left, resume)
+        for group in [here] if self.parallel and here else [{side: command} for side, command in here.items()]:
+            pass_signal_on(self._collect(place, request, group, self._time(resume), whole=stage.whole), resume)
         elsewhere = [side for side in missing if side not in here]
         if elsewhere:
             lines = [side_command(request, str(place), side, None) for side in elsewhere]
@@ -129,6 +116,29 @@ class Stages:
             proof = prove(place / side)
             if not proof.complete:
                 raise StageError(f"{stage.name}: the {side} left no whole evidence: {proof.reason}", (resume,))
+
+    def _collect(
+        self,
+        place: Path,
+        request: Request,
+        group: Mapping[SideName, SideCommand],
+        timeout: float | None,
+        *,
+        whole: bool,
+    ) -> Collection:
+        try:
+            return collect(
+                place,
+                request,
+                group,
+                force=True,
+                quiet=True,
+                parallel=self.parallel,
+                timeout=timeout,
+                no_longer=not whole,
+            )
+        except PrecdiagError as error:  # collect passes env's statuses on; here it is "could not look"
+            raise PrecdiagError(str(error), hint=error.hint) from error
 
     def _bytes_left(self, resume: str) -> int | None:
         if self.max_bytes is None:

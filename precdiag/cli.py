@@ -320,7 +320,7 @@ def demo(
 @app.command()
 def localize(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="What precdiag collect wrote: logs and dumps of both sides.")
+        Path | None, typer.Argument(metavar="DIR", help="What precdiag collect wrote: logs and dumps of both sides.")
     ] = None,
     candidate_log: Annotated[
         Path | None,

@@ -297,6 +297,13 @@ def test_another_search_in_the_folder_is_not_overwritten(tmp_path: Path, asked: 
     assert len(asked) == 1
 
 
+def test_a_command_that_is_not_there_is_no_look_at_all(tmp_path: Path) -> None:
+    words = ["localize", "--run", "--out", "s"]
+    sides = {"PRECDIAG_COLLECT_BASELINE_COMMAND": "no-such-trainer", "PRECDIAG_COLLECT_CANDIDATE_COMMAND": "neither"}
+    run = precdiag(*words, cwd=tmp_path, env=sides)
+    assert run.returncode == 2 and "no-such-trainer: command not found" in run.stderr and run.stdout == ""
+
+
 def test_nothing_to_run_and_nothing_to_go_on_with_are_errors(tmp_path: Path) -> None:
     run = precdiag("localize", "--run", cwd=tmp_path)
     assert (
