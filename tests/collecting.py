@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -89,10 +91,14 @@ def _run_warm(folder: Path, runs: Mapping[str, Run]) -> list[int]:
     ]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("PRECDIAG_")} | {"OMP_NUM_THREADS": "1"}
     words = [sys.executable, str(SCRIPTS / "warm.py")]
-    done = subprocess.run(
-        words, input=json.dumps(orders), env=environ, capture_output=True, text=True, check=True, timeout=300
-    )
-    codes: list[int] = json.loads(done.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+    try:
+        out, _ = process.communicate(json.dumps(orders), timeout=300)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # a fork that hangs is not left behind
+    codes: list[int] = json.loads(out.splitlines()[-1])
     return [128 - code if code < 0 else code for code in codes]
 
 
@@ -100,7 +106,7 @@ def both_sides(folder: Path, sides: dict[str, Any], request: dict[str, Any], **o
     """Collect each side of `sides`: name to (words, env)."""
     commands: Any = {name: SideCommand(tuple(words), Path.cwd(), env) for name, (words, env) in sides.items()}
     options.setdefault("quiet", True)
-    options.setdefault("timeout", 60.0)
+    options.setdefault("timeout", 180.0)  # far more than any needs: no hang outlives it
     return collect(folder, Request(**request), commands, **options)
 
 

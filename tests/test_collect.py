@@ -30,7 +30,7 @@ def precdiag(*words: object, cwd: Path | None = None, env: dict[str, str] | None
     environ = {**os.environ, "COLUMNS": "80", **(env or {})}
     words = (PYTHON, "-m", "precdiag", *words)
     return subprocess.run(
-        list(map(str, words)), capture_output=True, text=True, cwd=cwd, env=environ, check=False, timeout=120
+        list(map(str, words)), capture_output=True, text=True, cwd=cwd, env=environ, check=False, timeout=240
     )
 
 
@@ -497,7 +497,7 @@ def test_a_collected_pair_is_compared_by_its_run_folders(
 def test_collect_and_compare_end_to_end_under_torchrun(tmp_path: Path) -> None:
     torchrun = f"torchrun --nproc_per_node=2 --standalone {TRAIN} ddp 2"
     environ = {"PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"}
-    options = ("--step", "0,1", "--level", "mix", "--task", "tensor", "--quiet", "--parallel", "--timeout=90")
+    options = ("--step", "0,1", "--level", "mix", "--task", "tensor", "--quiet", "--parallel", "--timeout=150")
     sides = ("--baseline", torchrun, "--candidate", f"TEST_SCALE=1.01 {torchrun}")
     run = precdiag("collect", "--out", tmp_path / "run", *options, *sides, env=environ)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -97,14 +97,18 @@ def test_without_a_session_the_folder_on_the_path_does_nothing(tmp_path: Path) -
     (tmp_path / "sitecustomize.py").write_text(THEIRS)
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{INJECT}{os.pathsep}{tmp_path}"}
     code = "import sys; print([m for m in sys.modules if 'precdiag' in m], sys.path.index(sys.argv[1]))"
-    run = subprocess.run([PYTHON, "-c", code, str(INJECT)], env=environ, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [PYTHON, "-c", code, str(INJECT)], env=environ, capture_output=True, text=True, timeout=180, check=True
+    )
     assert run.stdout == "their sitecustomize ran False\n[] 1\n"
     assert run.stderr == ""
 
 
 def test_a_session_that_cannot_be_read_is_one_line_and_the_program_runs(tmp_path: Path) -> None:
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(INJECT), "PRECDIAG_SESSION": str(tmp_path / "gone")}
-    run = subprocess.run([PYTHON, "-c", "print('ran')"], env=environ, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [PYTHON, "-c", "print('ran')"], env=environ, capture_output=True, text=True, timeout=180, check=True
+    )
     assert run.stdout == "ran\n"
     assert run.stderr.startswith("precdiag: the hook did not start: FileNotFoundError")
     assert run.stderr.count("\n") == 1
@@ -166,14 +170,19 @@ def test_the_hook_collects_under_every_python_there_is(tmp_path: Path) -> None:
         path = f"{INJECT}{os.pathsep}{DATA / 'stubs_torch'}"
         environ = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "PRECDIAG_SESSION": str(folder)}
         words = [python, SCRIPTS / "any_python.py"]
-        run = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+        run = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=180, check=False)
         assert (run.stdout, run.stderr) == ("trained\n", ""), python
         proof = prove(folder)
         assert [(step.state, step.calls) for step in proof.steps] == [("complete", 1)] * 2, (python, proof.reason)
         (receipt,) = proof.receipts
         assert (receipt["state"], receipt["finished"]) == ("attached", True)
         doctor = subprocess.run(
-            [python, INJECT / "_precdiag_doctor.py", folder], env=environ, capture_output=True, text=True, check=False
+            [python, INJECT / "_precdiag_doctor.py", folder],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
         )
         assert doctor.stderr == "", python
         assert "ok    session        x, step [0, 1], L1 statistics" in doctor.stdout

@@ -34,7 +34,7 @@ def precdiag(*words: object, env: dict[str, str] | None = None) -> Any:
         text=True,
         env={**os.environ, "COLUMNS": "80"} | (env or {}),
         check=False,
-        timeout=180,
+        timeout=240,
     )
 
 

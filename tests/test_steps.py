@@ -191,7 +191,7 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
         request = Request(steps=(0, 1), level=level, task=task)  # type: ignore[arg-type]
         write_session(folder, request, side="hand", identity="x")
     words = [sys.executable, str(SCRIPTS / "by_hand.py"), "64", *(str(f / "msprobe.json") for f in folders.values())]
-    subprocess.run(words, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(words, check=True, capture_output=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return folders
 
 
@@ -234,7 +234,7 @@ def test_step_at_manual_takes_its_settings_from_collect(sides: dict[str, SideRes
 
 def test_a_script_says_itself_where_a_step_is_and_a_second_start_is_refused(tmp_path: Path) -> None:
     environ = {"TEST_OUT": str(tmp_path / "mine"), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(train("by_hand"), env=environ, capture_output=True, text=True, check=True)
+    run = subprocess.run(train("by_hand"), env=environ, capture_output=True, text=True, timeout=180, check=True)
     dumps = sorted((tmp_path / "mine/dump").glob("*/*/dump.json"))
     assert [path.parent.parent.name for path in dumps] == ["step0", "step1", "step2"]
     (receipt,) = read_receipts(tmp_path / "mine")
