@@ -157,8 +157,9 @@ def _one_by_one(document: bytes, take: Callable[[Calls], None], done: int) -> di
         return end
 
     try:
-        _object(text, _skip(text, 0), on_key)
-    except (JSONDecodeError, IndexError, RecursionError):
+        if _skip(text, _object(text, _skip(text, 0), on_key)) != len(text):
+            raise ValueError("something stands behind the document")
+    except (ValueError, IndexError, RecursionError):  # ValueError: no JSON, or a number of thousands of digits
         raise MalformedError(done, blank=not text.strip()) from None
     take(calls)
     return header

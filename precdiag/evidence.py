@@ -26,6 +26,7 @@ NOTHING, TABLE, XOR, STATISTICS, CHECKSUM, BYTES = range(6)
 SHAPE, DTYPE, ARGUMENT, VALUE, GRAD = 1, 2, 4, 8, 16
 
 ROUNDING_REASON = "within the rounding of the statistic: collect md5 or tensor"
+LOPSIDED_REASON = "a statistic stands on one side only: collect both sides alike"
 NO_STATISTICS_REASON = "no statistics, checksum or tensor on both sides"
 DIALECT_REASON = "the checksums may be of two msprobe dialects (up to 8.1 and from 8.3): collect both sides with one"
 PORT_NOTE = "device arguments differ: that is the port itself"
@@ -202,6 +203,7 @@ def _judge_statistics(pairs: Pairs, where: np.ndarray) -> None:
     widened = ((pairs.aspects & DTYPE) != 0) & deltas.narrowing
     pairs.differ(told & deltas.differ & ~widened, VALUE)
     pairs.unknown(told & deltas.rounding, ROUNDING_REASON)
+    pairs.unknown(told & deltas.lopsided & ((pairs.aspects & DTYPE) == 0), LOPSIDED_REASON)
     pairs.unknown(where & ~deltas.comparable, NO_STATISTICS_REASON)
 
 
@@ -226,6 +228,9 @@ def _notes(pairs: Pairs) -> list[str]:
     zeros = [found.negative_zeros for found in pairs.tensors.values() if found.negative_zeros]
     if zeros:
         notes.append(f"{sum(zeros)} elements in {len(zeros)} rows are -0.0 on one side and 0.0 on the other: equal")
+    shortened = pairs.deltas.shortened & (pairs.state == EQUAL) & (pairs.evidence == STATISTICS)
+    if shortened.any():
+        notes.append(f"{shortened.sum()} rows have Mean and Norm on one side only: Max and Min decide there")
     alike = (pairs.deltas.nonfinite == 3) & (pairs.state == EQUAL)
     if alike.any():
         notes.append(f"{alike.sum()} rows hold NaN or Inf alike on both sides: equal, and worth `precdiag nan`")

@@ -275,12 +275,12 @@ def _tensor(dump: Dump, row: int) -> Tensor:
 
 def _value(dump: Dump, row: int) -> Any:
     """Return a tensor, or an argument read back from its type and text."""
-    import torch
-
     if _is_tensor(dump, row):
         return _tensor(dump, row)
     kind, text = str(dump.rows["type"].iat[row]), str(dump.rows["value"].iat[row])
     if kind == "torch.dtype":
+        import torch
+
         return getattr(torch, text.rpartition(".")[2])
     if kind == "torch.Size":
         return [int(size) for size in re.findall(r"\d+", text)]

@@ -109,7 +109,12 @@ def shown_rows(comparison: Comparison) -> tuple[Row, ...]:
 def progress_on_stderr() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a callback (label, done, total) that draws a bar on stderr, on a terminal and after a second of work."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[unit]}"))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}"),
+    )
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     began = time.monotonic()
     tasks: dict[str, Any] = {}
@@ -133,7 +138,7 @@ def rendered(content: RenderableType) -> str:
     """Render for stdout: its width (80 where it is no terminal), coloured only on a terminal without NO_COLOR."""
     terminal = sys.stdout.isatty()
     target = io.StringIO()
-    console = Console(file=target, force_terminal=terminal, highlight=False, soft_wrap=False)
+    console = Console(file=target, force_terminal=terminal, highlight=False, soft_wrap=False, markup=False, emoji=False)
     console.print(content)
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines()) + "\n"
 

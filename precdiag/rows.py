@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from operator import itemgetter
@@ -184,7 +185,7 @@ class Columns:
             "known": known,
             "checksum": _objects(checksums),
             "checksum_kind": np.array([_checksum_kind(text) for text in checksums], dtype=np.int8),
-            "file": _objects([leaf.get("data_name") for leaf in tensors] if more else nothing),
+            "file": _objects([_file_name(leaf.get("data_name")) for leaf in tensors] if more else nothing),
             "value": _objects([" ".join(texts[at]) if at in texts else None for at in range(len(tensors))]),
         }
 
@@ -257,6 +258,10 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) and not _ADDRESS.search(value) else _ADDRESS.sub("", str(value))
 
 
+def _file_name(given: Any) -> str | None:
+    return given if given is None or isinstance(given, str) else str(plain(given))
+
+
 def _integers(codes: list[int]) -> np.ndarray:
     import numpy as np
 
@@ -303,12 +308,22 @@ def _numbers(values: Sequence[Any], key: str, texts: dict[int, list[str]]) -> tu
             if type(value) not in _NUMERIC:
                 texts.setdefault(at, []).append(f"{key}={plain(value)}")
         values = [value if type(value) in _NUMERIC else None for value in values]
-    numbers = np.array(values, dtype=np.float64)  # None becomes NaN
+    try:
+        numbers = np.array(values, dtype=np.float64)  # None becomes NaN
+    except OverflowError:  # an integer beyond float64
+        numbers = np.array([_held(value) for value in values], dtype=np.float64)
     if int in kinds:
         for at in np.flatnonzero(np.abs(numbers) >= EXACT_INTEGER).tolist():
             if type(values[at]) is int and abs(values[at]) > EXACT_INTEGER:
                 texts.setdefault(at, []).append(f"{key}={values[at]}")
     return numbers, there
+
+
+def _held(value: Any) -> Any:
+    """Return a number as float64 can hold it: an integer beyond that as the largest float of its sign."""
+    if type(value) is not int or abs(value) <= sys.float_info.max:
+        return value
+    return sys.float_info.max if value > 0 else -sys.float_info.max
 
 
 def _checksum_kind(text: str | None) -> int:

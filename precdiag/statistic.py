@@ -34,7 +34,8 @@ _MAX, _MIN, _MEAN, _NORM = range(4)
 class StatisticDeltas:
     """What the statistics of paired rows say; every field is an array over the pairs.
 
-    comparable: some statistic stands on both sides. differ: one of them proves that values differ. rounding: only Mean
+    comparable: some statistic stands on both sides. lopsided: another stands on one side only,
+    where no version explains it. shortened: Mean and Norm do, which newer versions leave out of int64 and float64. differ: one of them proves that values differ. rounding: only Mean
     or Norm differ, by no more than a reduction rounds, which proves nothing. narrowing: they differ by no more than
     rounding to the narrower of the two dtypes. constant: all elements are one finite number, the same on both sides,
     which proves that values are equal. nonfinite: bit 1 where the baseline has NaN or Inf, 2 the candidate.
@@ -44,6 +45,8 @@ class StatisticDeltas:
     """
 
     comparable: np.ndarray
+    lopsided: np.ndarray
+    shortened: np.ndarray
     differ: np.ndarray
     rounding: np.ndarray
     narrowing: np.ndarray
@@ -60,7 +63,9 @@ def compare_statistics(baseline: Dump, candidate: Dump, b: np.ndarray, c: np.nda
 
     left = np.stack([baseline.rows[name].to_numpy()[b] for name in STATISTICS])
     right = np.stack([candidate.rows[name].to_numpy()[c] for name in STATISTICS])
-    common = baseline.rows["known"].to_numpy()[b] & candidate.rows["known"].to_numpy()[c]
+    known = baseline.rows["known"].to_numpy()[b], candidate.rows["known"].to_numpy()[c]
+    common = known[0] & known[1]
+    shortened = (known[0] ^ known[1]) == (1 << _MEAN | 1 << _NORM)
     stands = ((common[None, :] >> np.arange(4, dtype=np.uint8)[:, None]) & 1).astype(bool)
     equal = (left == right) | (np.isnan(left) & np.isnan(right)) | ~stands
     delta = _deltas(left, right, equal)
@@ -83,6 +88,8 @@ def compare_statistics(baseline: Dump, candidate: Dump, b: np.ndarray, c: np.nda
     max_abs, max_rel = _largest(delta, left, elements)
     return StatisticDeltas(
         comparable=comparable | text_differs,
+        lopsided=(known[0] != known[1]) & ~shortened,
+        shortened=shortened,
         differ=unequal & ~rounding,
         rounding=rounding,
         narrowing=narrowing & ~text_differs,

@@ -309,3 +309,24 @@ def test_equal_values_have_equal_fingerprints_and_arguments_none(tmp_path: Path)
     prints = fingerprints(read(write(tmp_path, data)))
     assert prints[2] == prints[3] != prints[4]
     assert prints[1] == 0 and prints[0] != 0
+
+
+@pytest.mark.parametrize("behind", ["{}", '{"data": {}}', "x", "\0\0"])
+def test_what_stands_behind_the_document_is_refused(tmp_path: Path, behind: str) -> None:
+    write(tmp_path, {"Torch.a.0.forward": forward([tensor()], [])})
+    with (tmp_path / "dump.json").open("a") as file:
+        file.write("\n" + behind)
+    with pytest.raises(UnreadableError, match="not what msprobe writes"):
+        read_dump(Part(tmp_path))
+
+
+def test_a_number_too_long_to_read_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, {"Torch.a.0.forward": forward([scalar(1)], [])}) / "dump.json"
+    path.write_text(path.read_text().replace('"value": 1', f'"value": {"1" * 5000}'))
+    with pytest.raises(UnreadableError, match="not what msprobe writes"):
+        read_dump(Part(tmp_path))
+
+
+def test_a_file_name_that_is_no_text_names_no_file(tmp_path: Path) -> None:
+    write(tmp_path, {"Torch.a.0.forward": forward([tensor(data_name=5)], [])})
+    assert read_dump(Part(tmp_path)).tensor_path(0) == tmp_path / "dump_tensor_data" / "5"

@@ -167,7 +167,22 @@ def test_large_integers_differ_in_their_last_digit(tmp_path: Path) -> None:
 
 
 def test_a_statistic_that_one_version_leaves_out_is_not_compared(tmp_path: Path) -> None:
-    assert one(tmp_path, tensor(), tensor() | {"Mean": None, "Norm": None})["state"] == EQUAL
+    found = judged(tmp_path, [tensor()], [tensor() | {"Mean": None, "Norm": None}])
+    assert found.rows["state"].tolist() == [EQUAL]
+    assert found.notes == ("1 rows have Mean and Norm on one side only: Max and Min decide there",)
+
+
+@pytest.mark.parametrize("name", ["Max", "Min", "Mean", "Norm"])
+def test_a_statistic_that_one_side_alone_lacks_is_never_equal(tmp_path: Path, name: str) -> None:
+    row = one(tmp_path, tensor(), tensor() | {name: None})
+    assert (row["state"], row["blocking"]) == (UNKNOWN, True)
+    assert row["reason"].startswith("a statistic stands on one side only")
+
+
+def test_an_integer_beyond_any_float_is_compared_to_its_last_digit(tmp_path: Path) -> None:
+    huge = tensor(dtype="torch.int64") | {"Max": 10**400, "Min": -(10**400)}
+    assert one(tmp_path / "alike", huge, huge)["state"] == EQUAL
+    assert one(tmp_path / "apart", huge, huge | {"Max": 10**400 + 1})["state"] == DIFFERENT
 
 
 def test_a_tensor_without_statistics_is_unknown_and_blocks_a_pass(tmp_path: Path) -> None:

@@ -101,3 +101,9 @@ def test_an_operator_of_the_npu_on_one_side_shows_it_by_itself(tmp_path: Path) -
     one = write(tmp_path / "one", {"Functional.linear.0.forward": forward([tensor()], [tensor()])})
     other = write(tmp_path / "other", linear | fused)
     assert compare(one, other, Policy()).cross_device
+
+
+def test_brackets_and_colons_in_a_name_are_no_markup(tmp_path: Path) -> None:
+    name = "Module.[red]x[/].:smile:.Lin.forward.0"
+    sides = [write(tmp_path / side, {name: forward([tensor(low)], [tensor()])}) for side, low in (("b", -1), ("c", -9))]
+    assert f"row {name}.input.0" in shown(compare(*sides, Policy()))
