@@ -34,14 +34,15 @@ _MAX, _MIN, _MEAN, _NORM = range(4)
 class StatisticDeltas:
     """What the statistics of paired rows say; every field is an array over the pairs.
 
-    comparable: some statistic stands on both sides. lopsided: another stands on one side only, where no version explains
-    it. shortened: Mean and Norm do, which newer versions leave out of int64 and float64. differ: one of them proves that
-    values differ. rounding: only Mean or Norm differ, by no more than a reduction rounds, which proves nothing. narrowing:
-    they differ by no more than rounding to the narrower of the two dtypes. constant: all elements are one finite number,
-    the same on both sides, which proves that values are equal. nonfinite: bit 1 where the baseline has NaN or Inf, 2 the
-    candidate. nonfinite_differs: NaN or Inf on one side, or of different sign. max_abs: the largest |Δ| of an element
-    that the statistics prove (|ΔMax|, |ΔMin|, |ΔMean|, |ΔNorm|/√n). max_rel: |Δ| / max(|Max|, |Min|) of the baseline for
-    Max, Min and Mean, |Δ| / Norm for Norm; 0/0 is 0, x/0 is inf. Both are NaN where not comparable.
+    comparable: some statistic stands on both sides. lopsided: another stands on one side only, where no version
+    explains it. shortened: Mean and Norm do, which newer versions leave out of int64 and float64. differ: one of
+    them proves that values differ. rounding: only Mean or Norm differ, by no more than a reduction rounds, which
+    proves nothing. narrowing: they differ by no more than rounding to the narrower of the two dtypes. constant: all
+    elements are one finite number, the same on both sides, which proves that values are equal. nonfinite: bit 1
+    where the baseline has NaN or Inf, 2 the candidate. nonfinite_differs: NaN or Inf on one side, or of different
+    sign. max_abs: the largest |Δ| of an element that the statistics prove (|ΔMax|, |ΔMin|, |ΔMean|, |ΔNorm|/√n).
+    max_rel: |Δ| / max(|Max|, |Min|) of the baseline for Max, Min and Mean, |Δ| / Norm for Norm; 0/0 is 0, x/0 is
+    inf. Both are NaN where not comparable.
     """
 
     comparable: np.ndarray
