@@ -50,7 +50,7 @@ def in_band_of_noise(judged: Judged, policy: Policy) -> Judged:
     """Lay the band k·max(noise, u) of policy.band_from on a judged pair: what exceeds it is outside.
 
     A row that differs and has no noise is unknown: never inside. What is compared exactly (shape, argument,
-    requires_grad) stays outside.
+    requires_grad) stays outside, and so does what is outside another bound of the policy.
     """
     import numpy as np
 
@@ -64,7 +64,7 @@ def in_band_of_noise(judged: Judged, policy: Policy) -> Judged:
     # An integer that differs has an infinite error: outside whatever the noise, but for noise that differs there too.
     over = (errors.e > limit) | (np.isinf(errors.e) & ~np.isinf(limit) & ~np.isnan(limit))
     unmeasured = differs & ~exact & (np.isnan(limit) | np.isnan(errors.e))
-    rows["outside"] = differs & (exact | over) & ~unmeasured
+    rows["outside"] = (rows["outside"].to_numpy() | (differs & (exact | over))) & ~unmeasured
     rows.loc[unmeasured, "state"] = UNKNOWN
     rows.loc[unmeasured, "reason"] = NO_NOISE_REASON
     rows["blocking"] = rows["blocking"].to_numpy() | unmeasured

@@ -58,6 +58,11 @@ def test_the_band_of_noise_holds_a_healthy_port_and_not_a_fault(runs: Path) -> N
     assert faulty.first_outside is not None and faulty.first_outside.module == "layers.2.core"
 
 
+def test_a_row_must_meet_every_bound_beside_the_band_of_noise(runs: Path) -> None:
+    policy = Policy(max_abs=1e-12, band_from=runs / "ulp", scrutiny=Scrutiny(k=WIDE))
+    assert compare(runs / "baseline", runs / "none", policy).verdict == "diverged"
+
+
 def test_a_row_without_noise_is_unknown_and_never_inside(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "ulp", tmp_path / "noise")
     (file,) = (tmp_path / "noise").rglob("dump.json")
