@@ -35,5 +35,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up .venv (some minutes, once)"
 	@if "$(PYTHON)" -c 'import ensurepip' 2>/dev/null; then "$(PYTHON)" -m venv .venv; else \
 	  "$(PYTHON)" -m venv --without-pip .venv && "$(PYTHON)" -m pip --python $(BIN)/python install -qq pip; fi
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,collect]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,collect,ray]'
 	@touch $@
