@@ -641,7 +641,8 @@ def _policy_of(settings: CompareSettings) -> Policy:
     from precdiag.judge import Policy, Scrutiny
 
     noise, band_from = (None if folder is None else Path(folder) for folder in (settings.noise, settings.band_from))
-    scrutiny = Scrutiny(settings.arbiter, noise, settings.k)
+    arbiter = settings.arbiter and not settings.first  # it replays calls that --first may have left out
+    scrutiny = Scrutiny(arbiter, noise, settings.k)
     bounds = (settings.max_abs, settings.max_rel, settings.cosine_min, settings.max_ulp)
     return Policy(*bounds, band_from, scrutiny)
 

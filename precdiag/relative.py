@@ -62,9 +62,8 @@ def errors_of(judged: Judged) -> Errors:
     e[same] = 0.0
     e[np.isnan(u) & (state == DIFFERENT) & ((aspects & VALUE) != 0)] = np.inf
     e[np.isin(rows["nonfinite"].to_numpy()[lines], (1, 2)) & (state == DIFFERENT)] = np.inf
-    where = {int(line): at for at, line in enumerate(lines.tolist())}
     for line, found in judged.tensors.items():
-        at = where[line]
+        at = int(np.searchsorted(lines, line))
         if found.metrics is not None and not np.isnan(u[at]):
             e[at] = found.metrics.relative_norm
     comparable = tensor & ((aspects & SHAPE) == 0) & np.isin(state, (EQUAL, DIFFERENT, UNKNOWN))

@@ -174,7 +174,9 @@ def _onset(judged: Judged, cause: Cause, found: Suspects) -> Row | None:
 
 
 def _rulings(judged: Judged, found: Suspects, jumps: tuple[Jump, ...]) -> dict[int, Ruling]:
-    """Have the arbiter rule on the outputs that stand out, in order, where it can."""
+    """Have the arbiter rule on the outputs that stand out, in order, where it can: it replays dumped tensors."""
+    if not (judged.baseline.rows["file"].notna().any() and judged.candidate.rows["file"].notna().any()):
+        return {}
     outputs = [line for line, what in found.beyond.items() if what == OUTPUT_BEYOND]
     lines = sorted({*outputs[:REPLAYED], *(jump.row.order for jump in jumps)})
     rulings = {}
