@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from handmade import Json, forward, scalar, tensor, write
 
 from precdiag.compare import Comparison, compare
 from precdiag.judge import Policy
@@ -100,3 +101,60 @@ def test_the_smallest_band_is_told_in_units_of_roundoff_too(real: Real) -> None:
     bound = against_gpu(real, "bfloat16/npu_none").smallest_band
     assert bound.scaled == pytest.approx(2.11, abs=0.01)
     assert bound.max_abs is not None and bound.max_rel is not None
+
+
+# -- rules on dumps written by hand: statistics, float32 unless said otherwise
+
+
+def by_hand(tmp_path: Path, baseline: Json, candidate: Json, step: int = 0) -> Rounding:
+    sides = [
+        write(tmp_path / side / f"step{step}" / "rank", data).parent.parent
+        for side, data in (("baseline", baseline), ("candidate", candidate))
+    ]
+    return rounding_of(compare(sides[0], sides[1], Policy()))
+
+
+@pytest.mark.parametrize(("operation", "beyond"), [("__sub__", False), ("__mul__", True)])
+def test_only_what_adds_may_magnify_an_error_by_cancelling(tmp_path: Path, operation: str, beyond: bool) -> None:
+    def call(moved: float) -> Json:
+        taken = [tensor(high=1 + moved), tensor()]
+        return {f"Tensor.{operation}.0.forward": forward(taken, [tensor(-1e-3, 1e-3 + moved)])}
+
+    found = by_hand(tmp_path, call(0.0), call(4e-7)).beyond  # 4e-7 of 1 is rounding; 4e-7 of 1e-3 is 6,700 u
+    assert (found is not None) == beyond
+
+
+@pytest.mark.parametrize(("step", "beyond"), [(0, True), (3, False)])
+def test_a_parameter_that_differs_is_beyond_rounding_only_before_updates(
+    tmp_path: Path, step: int, beyond: bool
+) -> None:
+    def call(weight: float) -> Json:
+        return {
+            "Module.fc.Linear.forward.0": forward([tensor()], [tensor(high=weight)], {"weight": tensor(high=weight)})
+        }
+
+    found = by_hand(tmp_path, call(1.0), call(1.0001), step).beyond
+    assert (found is not None and found.row.kind == "parameter") == beyond
+
+
+def test_statistics_of_half_precision_say_where_the_error_jumps_and_name_no_row(tmp_path: Path) -> None:
+    def call(high: float, dtype: str) -> Json:
+        own = tensor(dtype=dtype), tensor(high=high, dtype=dtype)
+        return {"Functional.gelu.0.forward": forward([own[0]], [own[1]])}
+
+    half = by_hand(tmp_path / "half", call(1.0, "torch.bfloat16"), call(1.5, "torch.bfloat16"))
+    assert half.beyond is None and half.unresolved is not None
+    assert half.unresolved.name == "Functional.gelu.0.forward.output.0"
+    single = by_hand(tmp_path / "single", call(1.0, "torch.float32"), call(1.5, "torch.float32"))
+    assert single.beyond is not None and single.beyond.row.name == half.unresolved.name
+
+
+def test_an_argument_is_named_where_its_call_gives_out_more_than_rounding(tmp_path: Path) -> None:
+    def call(eps: float, high: float) -> Json:
+        return {"Functional.layer_norm.0.forward": forward([tensor()], [tensor(high=high)], eps=scalar(eps))}
+
+    found = by_hand(tmp_path / "off", call(1e-5, 1.0), call(1e-3, 1.01)).beyond
+    assert found is not None
+    assert (found.row.name, found.row.kind) == ("Functional.layer_norm.0.forward.input.eps", "argument")
+    harmless = by_hand(tmp_path / "same", call(1e-5, 1.0), call(1.1e-5, 1.0))
+    assert harmless.beyond is None and len(harmless.arguments) == 1
