@@ -140,6 +140,7 @@ def compare(
     from contextlib import ExitStack
     from dataclasses import replace
 
+    from precdiag.combination import LAYOUTS, MSPROBE, REPLICAS, TABLES, check_combination, mode_of
     from precdiag.compare import Calls
     from precdiag.compare import compare as run
     from precdiag.compare_layouts import compare_layouts
@@ -203,16 +204,17 @@ def compare(
     paths = [baseline, *([candidate] if candidate else []), *(tables or [])]
     view = View(settings.include, settings.exclude, settings.phase)
     calls = Calls(read_map(Path(settings.map)) if settings.map else CallMap(), view)
-    if calls != Calls() and (settings.replicas or settings.engine == "msprobe" or any(map(holds_tables, paths))):
-        raise UsageError("--map, --include, --exclude and --phase are for two dumps, compared by precdiag itself")
     of_side = settings.baseline_layout or settings.layout, settings.candidate_layout or settings.layout
     layouts = parallelism_of(of_side[0]), parallelism_of(of_side[1])
-    if settings.replicas:
+    mode = mode_of(settings, of_tables=all(map(holds_tables, paths)), same_layout=layouts[0] == layouts[1])
+    for note in check_combination(settings, mode, [name for name, value in flags.items() if value is not None]):
+        _say(f"precdiag: {note}")
+    if mode == REPLICAS:
         with progress_on_stderr() as progress:
             comparison = compare_replicas(_one_path(paths), policy, selection, layouts[0], settings.limit, progress)
-    elif all(map(holds_tables, paths)):
+    elif mode == TABLES:
         comparison = compare_tables(paths, policy, selection, settings.limit)
-    elif layouts[0] != layouts[1]:
+    elif mode == LAYOUTS:
         with progress_on_stderr() as progress:
             comparison = compare_layouts(
                 *_two_sides(paths), policy, layouts, selection, settings.limit, progress, calls
@@ -223,7 +225,7 @@ def compare(
         with ExitStack() as stack:
             progress = stack.enter_context(progress_on_stderr())
             judging = None
-            if settings.engine == "msprobe":
+            if mode == MSPROBE:
                 whole = settings.rank is None
                 judging = stack.enter_context(Engine(find_msprobe(), policy, whole_steps=whole, say=_say))
             comparison = run(

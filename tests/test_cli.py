@@ -250,3 +250,42 @@ def test_a_statistics_comparison_imports_no_torch(tmp_path: Path) -> None:
 
 def test_the_version_is_printed() -> None:
     assert precdiag("--version").stdout.startswith("precdiag ")
+
+
+# -- options that have no effect together
+
+TABLE = "26.2.0/statistics-L1/A_vs_C"
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        (["--replicas", "--engine", "msprobe", "--first"], "--engine, --first: not possible with --replicas"),
+        (["--replicas", "--pair-step", "0=1"], "--pair-step: not possible with --replicas"),
+        (["C", "--engine", "msprobe", "--baseline-layout", "tp=2"], "--engine: not possible with two layouts"),
+        (["C", "--first", "--candidate-layout", "pp=2"], "--first: not possible with two layouts"),
+        (["C", "--engine", "msprobe", "--include", "x"], "--include: not possible with --engine msprobe"),
+    ],
+)
+def test_options_that_ask_for_two_different_things_are_refused(real: Real, options: list[str], refused: str) -> None:
+    folder = real("dumps") / "26.2.0/statistics-L1"
+    run = precdiag("compare", folder / "A", *options, cwd=folder)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith(f"precdiag: {refused}\n")
+
+
+@pytest.mark.parametrize("options", [["--layout", "tp=2"], ["--noise", "x"], ["--first"], ["--phase", "forward"]])
+def test_a_table_refuses_what_only_dumps_can_answer(real: Real, options: list[str]) -> None:
+    run = precdiag("compare", real("tables") / TABLE, *options)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert f"{options[0]}: not possible with result tables of msprobe" in run.stderr
+
+
+def test_an_option_without_effect_is_said_and_changes_no_result(real: Real) -> None:
+    run = precdiag("compare", real("tables") / TABLE, "--workers", "2", "--reference", "--k", "4")
+    assert run.returncode == 1
+    assert run.stderr.splitlines() == [
+        "precdiag: --workers changes nothing with result tables of msprobe",
+        "precdiag: --reference changes nothing with result tables of msprobe",
+        "precdiag: --k changes nothing without --noise or --band-from",
+    ]
