@@ -11,11 +11,12 @@ from precdiag.cause import Cause
 from precdiag.compare import Comparison
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
+from precdiag.growth import Jump
 from precdiag.judge import Policy
 from precdiag.layout import part_order
 from precdiag.overview import DIFFERENT, missing, outcome_of
 from precdiag.replaced import Replaced
-from precdiag.rounding import Beyond, Jump
+from precdiag.rounding import Beyond
 
 EVIDENCE_NAMES = {
     NOTHING: None,

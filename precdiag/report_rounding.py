@@ -14,9 +14,10 @@ from precdiag.arbiter import BOTH, NEITHER, Ruling
 from precdiag.compare import Bound, Comparison
 from precdiag.evidence import BYTES
 from precdiag.finding import Row
+from precdiag.growth import Jump, Level
 from precdiag.relative import HALF
 from precdiag.report_blocks import labelled, plain_table, section
-from precdiag.rounding import Beyond, Jump, Level, Rounding
+from precdiag.rounding import Beyond, Rounding
 
 # How many lines the profile has at most, and how wide its longest bar is.
 PROFILE_LINES, BAR = 24, 16

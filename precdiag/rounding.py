@@ -10,6 +10,7 @@ from precdiag.arbiter import BASELINE, CANDIDATE, NEITHER, Ruling, arbitrate
 from precdiag.cause import Cause, stack_at
 from precdiag.finding import Row, row_of
 from precdiag.given import given_integers, given_parameters, is_port
+from precdiag.growth import Jump, Level, jumps_of, like_tf32, places, profile_of
 from precdiag.judge import Judged, Scrutiny
 from precdiag.kinds import is_parameter
 from precdiag.noise import limit_of, noise_of
@@ -22,7 +23,6 @@ from precdiag.suspects import (
     OUTPUT_BEYOND,
     PARAMETER_BEYOND,
     Suspects,
-    call_at,
     differing_arguments,
     suspects,
 )
@@ -30,29 +30,11 @@ from precdiag.suspects import (
 if TYPE_CHECKING:
     import numpy as np
 
-JUMPS = 5
-# TF32 and HF32 keep 10 bits of the mantissa of what is multiplied: 2^-11 a factor, less once products are added up.
-TF32 = (2.0**-13, 2.0**-10)
-_MULTIPLIES = frozenset(
-    {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "__matmul__", "conv1d", "conv2d", "conv3d"}
-    | {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
-)
 ESTIMATE, NOISE, ARBITER = "estimate", "noise", "arbiter"
 # How many calls are replayed at most: those that stand out, in order.
 REPLAYED = 24
 # And at most so many behind random draws, where nothing but a replay tells.
 SWEPT = 400
-
-
-@dataclass(frozen=True)
-class Jump:
-    """A call whose output is further apart than what it takes in: relative errors, and the roundoff it computes in."""
-
-    row: Row
-    e_in: float
-    e_out: float
-    u: float
-    ruling: Ruling | None = None
 
 
 @dataclass(frozen=True)
@@ -68,15 +50,6 @@ class Beyond:
     next_step: str
     source: Source | None
     ruling: Ruling | None = None
-
-
-@dataclass(frozen=True)
-class Level:
-    """The largest error among the outputs of one module, in one phase, in the order in which it was reached."""
-
-    path: str
-    phase: str
-    e: float
 
 
 @dataclass(frozen=True)
@@ -126,7 +99,7 @@ def find_rounding(
         return None
     found = suspects(judged, fresh=fresh)
     errors = found.errors
-    jumps = _jumps(judged, found)
+    jumps = jumps_of(judged, found)
     rulings = _rulings(judged, found, jumps) if scrutiny.arbiter else {}
     measured = None if scrutiny.noise is None else noise_of(judged, scrutiny.noise)
     quiet = within_noise(found, measured, scrutiny.k)
@@ -137,11 +110,11 @@ def find_rounding(
         onset=_onset(judged, cause, found),
         beyond=None if line is None else _beyond(judged, found, line, rulings.get(line), measured),
         jumps=tuple(replace(jump, ruling=rulings.get(jump.row.order)) for jump in jumps),
-        profile=_profile(judged, found),
+        profile=profile_of(judged, found),
         random=tuple(row_of(judged, at) for at in found.random),
         routing=tuple(row_of(judged, at) for at in found.routing),
         arguments=tuple(row_of(judged, at) for at in found.arguments),
-        tf32=tuple(row_of(judged, at) for at in _like_tf32(judged, found)),
+        tf32=tuple(row_of(judged, at) for at in like_tf32(judged, found)),
         parameters=given_parameters(judged),
         integers=given_integers(judged),
         unresolved=row_of(judged, found.unresolved) if found.unresolved >= 0 else None,
@@ -195,7 +168,7 @@ def _swept(judged: Judged, found: Suspects) -> dict[int, Ruling]:
     start = min((line for line in (*found.random, found.lost) if line >= 0), default=-1)
     if start < 0:
         return {}
-    io = _io(judged)
+    io = places(judged)
     lines = [line for line in range(start + 1, len(io)) if io[line] == OUTPUT and found.errors.e[line] > 0]
     for line in lines[:SWEPT]:
         ruling = None if line in found.random else arbitrate(judged, line, float(found.u[line]))
@@ -270,68 +243,3 @@ def _explanation(judged: Judged, line: int, what: str, e_in: float) -> tuple[str
         f"its output differs by more than rounding, from {taken}",
         "replay this one call on both devices",
     )
-
-
-def _jumps(judged: Judged, found: Suspects) -> tuple[Jump, ...]:
-    """The five outputs with the largest e_out / max(e_in, u), in the order of execution."""
-    import numpy as np
-
-    errors, io = found.errors, _io(judged)
-    random_from = min(found.random, default=len(io))
-    with np.errstate(invalid="ignore"):
-        ratio = errors.e / np.fmax(found.e_in, found.u)
-    usable = (io == OUTPUT) & np.isfinite(ratio) & ~np.isnan(errors.u) & (errors.e > 0)
-    usable &= np.arange(len(io)) < random_from
-    lines = np.flatnonzero(usable)
-    top = np.sort(lines[np.argsort(-ratio[lines], kind="stable")[:JUMPS]])
-    return tuple(
-        Jump(row_of(judged, at), float(found.e_in[at]), float(errors.e[at]), float(found.u[at])) for at in top.tolist()
-    )
-
-
-def _profile(judged: Judged, found: Suspects) -> tuple[Level, ...]:
-    """The largest error by module path and phase; of the calls themselves where the dump knows no modules."""
-    import numpy as np
-    import pandas as pd
-
-    calls, e = judged.baseline.calls, found.errors.e
-    lines = np.flatnonzero((_io(judged) == OUTPUT) & np.isfinite(e) & ~np.isnan(found.errors.u))
-    position = judged.pairing.calls["baseline"].to_numpy()[judged.rows["call"].to_numpy()[lines]]
-    path = calls["module"].to_numpy(dtype=object)[position]
-    if (path == "").all():
-        path = calls["name"].to_numpy(dtype=object)[position]
-    frame = pd.DataFrame({"path": path, "phase": calls["phase"].to_numpy()[position], "e": e[lines]})
-    frame = frame[frame["path"] != ""]
-    largest = frame.groupby(["phase", "path"], sort=False)["e"].max()
-    order = sorted(largest.items(), key=lambda item: item[0][0] != "forward")
-    return tuple(Level(str(path), str(phase), float(value)) for (phase, path), value in order)
-
-
-def _like_tf32(judged: Judged, found: Suspects) -> list[int]:
-    """Beyond lines of float32 multiplications whose error is what ten bits of mantissa leave."""
-    single = [
-        line
-        for line, what in found.beyond.items()
-        if what == OUTPUT_BEYOND
-        and found.u[line] == 2.0**-24
-        and found.e_in[line] <= floor_of(found.u[line])
-        and TF32[0] <= found.errors.e[line] <= TF32[1]
-    ]
-    return [line for line in single if _multiplies(judged, line)]
-
-
-def _multiplies(judged: Judged, line: int) -> bool:
-    """A known multiplication, or a module that holds a matrix."""
-    dump, position = call_at(judged, line)
-    if dump.calls["operation"].iat[position] in _MULTIPLIES:
-        return True
-    held = dump.rows[(dump.rows["call"].cat.codes == position) & (dump.rows["slot"] == "parameters.weight")]
-    return bool(len(held)) and str(held["shape"].iat[0]).count(",") >= 1
-
-
-def _io(judged: Judged) -> np.ndarray:
-    import numpy as np
-
-    rows = judged.rows
-    io = judged.baseline.rows["io"].to_numpy()[np.maximum(rows["baseline"].to_numpy(), 0)]
-    return np.where((rows["baseline"] >= 0) & (rows["candidate"] >= 0), io, -1)
