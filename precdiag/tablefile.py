@@ -128,7 +128,23 @@ def _read_csv(path: Path) -> pd.DataFrame:
         *_, last = csv.reader(io.StringIO(text), delimiter=delimiter)
         if len(last) != len(frame.columns):
             raise UnreadableError(f"{path}: cut short in its last row, {last[0]}", hint="compare again")
+    short = _short_row(text, delimiter, list(frame.columns))
+    if short is not None:
+        raise UnreadableError(f"{path}: {short} has cells missing in its row", hint="compare again")
     return _named(path, frame)
+
+
+def _short_row(text: str, delimiter: str, columns: list[str]) -> str | None:
+    """Return the first cell of the first row that ends before its Result: pandas fills it up with empty cells.
+
+    A spreadsheet drops empty cells at the end of a row, and those behind Result may be empty.
+    """
+    needed = columns.index("Result") + 1 if "Result" in columns else len(columns)
+    try:
+        rows = csv.reader(io.StringIO(text), delimiter=delimiter)
+        return next((row[0] for row in rows if 0 < len(row) < needed), None)
+    except csv.Error:  # a cell longer than the reader takes
+        return None
 
 
 def _text(path: Path) -> str:

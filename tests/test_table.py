@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import sys
@@ -494,3 +495,17 @@ def test_the_command_takes_tables_and_says_what_they_cannot_show(
     assert ended.value.code == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "12 decimals" in printed and "only the baseline made has no row" in printed
+
+
+@pytest.mark.parametrize("kept", [2, 5, 12])
+def test_a_row_that_ends_early_is_no_row_of_equal_arguments(
+    tmp_path: Path, real: Callable[[str], Path], kept: int
+) -> None:
+    (file,) = find_tables([real("tables") / "26.2.0/statistics-L1/A_vs_B"])
+    rows = list(csv.reader(file.files[0].read_text(encoding="utf-8-sig").splitlines()))
+    at, name = next((at, row[0]) for at, row in enumerate(rows) if "torch.float32" in row)
+    rows[at] = rows[at][:kept]
+    with (path := tmp_path / file.files[0].name).open("w", newline="") as stream:
+        csv.writer(stream).writerows(rows)
+    with pytest.raises(UnreadableError, match=f"{name} has cells missing"):
+        read_cells(find_tables([path])[0])
