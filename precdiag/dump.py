@@ -101,6 +101,10 @@ def read_dump(part: Part) -> Dump:
         )
     if len(set(columns.names)) != len(columns.names):
         raise UnreadableError(f"{path}: names a call twice; expected the {DUMP_FILE} of msprobe")
+    if not _is_text(columns.names):
+        raise UnreadableError(
+            f"{path}: names a call in characters that are no text; expected the {DUMP_FILE} of msprobe"
+        )
     parents, notes = _read_parents(part.folder / "construct.json")
     calls = _calls_frame(columns, parents)
     rows = columns.frame()
@@ -191,6 +195,14 @@ def _decode(path: Path) -> tuple[dict[str, Any], Columns]:
     if "data" not in header:
         raise UnreadableError(f"{path}: has no `data`; expected the {DUMP_FILE} of msprobe")
     return header, columns
+
+
+def _is_text(names: list[str]) -> bool:
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 @contextmanager

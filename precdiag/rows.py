@@ -255,7 +255,9 @@ def _argument(leaf: Any) -> tuple[str, str]:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         value += 0.0  # -0.0 and 0.0 are equal in value
-    return value if isinstance(value, str) and not _ADDRESS.search(value) else _ADDRESS.sub("", str(value))
+    text = value if isinstance(value, str) and not _ADDRESS.search(value) else _ADDRESS.sub("", str(value))
+    # A file name that was no UTF-8 arrives with lone surrogates, which nothing can hash or print.
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _file_name(given: Any) -> str | None:

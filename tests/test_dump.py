@@ -330,3 +330,11 @@ def test_a_number_too_long_to_read_is_refused(tmp_path: Path) -> None:
 def test_a_file_name_that_is_no_text_names_no_file(tmp_path: Path) -> None:
     write(tmp_path, {"Torch.a.0.forward": forward([tensor(data_name=5)], [])})
     assert read_dump(Part(tmp_path)).tensor_path(0) == tmp_path / "dump_tensor_data" / "5"
+
+
+def test_characters_that_are_no_text_end_in_no_internal_error(tmp_path: Path) -> None:
+    argument = write(tmp_path / "a", {"Torch.a.0.forward": forward([scalar("x\udc80")], [tensor()])})
+    assert read_dump(Part(argument)).cell("value", 0) == "x\\udc80"
+    name = write(tmp_path / "n", {"Module.\ud800.Lin.forward.0": forward([tensor()], [tensor()])})
+    with pytest.raises(UnreadableError, match="no text"):
+        read_dump(Part(name))
