@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
@@ -270,6 +271,8 @@ def nan_(
     from precdiag.report_nan import survey_text
     from precdiag.survey import survey
 
+    if log is None:
+        _refuse({"--pattern": pattern}, "reads --log: without it it does nothing")
     flags = {
         "step": step,
         "rank": rank,
@@ -399,8 +402,20 @@ def localize(
         show(config_text(loaded.rows))
         return
     settings = loaded.settings
+    of_search = {"--out": out, "--float32": float32, "--timeout": timeout, "--max-bytes": max_bytes}
+    inputs = (folder, candidate_log, baseline_log, candidate, baseline)
+    if not (run or continue_):
+        _refuse(of_search, "goes with --run or --continue: here it does nothing")
+    if continue_ and (run or out is not None or cross_device is not None or any(inputs)):
+        raise UsageError(
+            "--continue goes on with what its search began with", hint=f"precdiag localize --continue {continue_}"
+        )
+    if list_series and (run or continue_ or series is not None or plot is not None):
+        raise UsageError("--list-series prints every curve and stops", hint="leave out the other options, or it")
+    if plot and settings.format == "json":
+        raise UsageError("--plot draws for a terminal, not into JSON", hint="choose one of --plot and --format json")
     collecting = load(CollectSettings, {}, config_file=config, environ=os.environ, cwd=Path.cwd()).settings
-    given = Given(folder, candidate_log, baseline_log, candidate, baseline)
+    given = Given(*inputs)
     as_json = settings.format == "json"
     if list_series:
         sides = find_sides(given, cross_device=settings.cross_device)
@@ -611,6 +626,13 @@ def _with_reference(comparison: Comparison, settings: CompareSettings) -> Compar
     if not wanted or comparison.cause is None:
         return comparison
     return with_reference(comparison, shown_rows(comparison) if settings.format == "table" else [comparison.cause.row])
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise UsageError for the first option that was given, where it would have no effect."""
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"{name} {why}")
 
 
 def _two_sides(paths: list[Path]) -> tuple[Path, Path]:

@@ -19,7 +19,7 @@ from precdiag.parts import Selection
 from precdiag.rounding import Beyond
 from precdiag.sides import Sides
 from precdiag.source import Source
-from precdiag.survey import Survey, survey
+from precdiag.survey import NOT_READABLE, Survey, survey
 
 Progress = Callable[[str, int, int], None]
 
@@ -48,7 +48,8 @@ class Seen:
     """What the dumps say.
 
     `missing`: dump steps worth looking at that are not in them. `clean`: steps in which nothing was found, though
-    every rank was looked at. `carried`: a step before, not among those, may have left what was found.
+    every rank was looked at. `carried`: a step before, not among those, may have left what was found. `whole`: nothing
+    that was dumped stays unseen, so that nothing found means that nothing is there.
     """
 
     comparison: Comparison | None = None
@@ -58,6 +59,7 @@ class Seen:
     clean: tuple[int, ...] = ()
     carried: bool = False
     notes: tuple[str, ...] = ()
+    whole: bool = True
 
     @property
     def looked(self) -> bool:
@@ -79,8 +81,14 @@ def inspect(
 
 def dumped_steps(sides: Sides) -> tuple[int, ...]:
     """Return the dump steps that every side which has a dump holds."""
-    held = [_dumped(side.dump) for side in (sides.baseline, sides.candidate) if side is not None and side.dump]
-    return tuple(sorted(set.intersection(*held))) if held else ()
+    held = _held(sides)
+    return tuple(sorted(held[0].intersection(*held))) if held else ()
+
+
+def one_sided_steps(sides: Sides) -> tuple[int, ...]:
+    """Return the dump steps that one side has and the other one's dump does not."""
+    held = _held(sides)
+    return tuple(sorted(held[0].union(*held) - held[0].intersection(*held))) if held else ()
 
 
 def _compare(sides: Sides, steps: tuple[int, ...], progress: Progress) -> Seen:
@@ -90,12 +98,13 @@ def _compare(sides: Sides, steps: tuple[int, ...], progress: Progress) -> Seen:
             sides.baseline.dump, sides.candidate.dump, Policy(), Selection(steps=steps), progress=progress
         )
     except (UnreadableError, UsageError) as error:
-        return Seen(notes=(str(error),))
+        return Seen(notes=(str(error),), whole=False)
     culprit, notes = _culprit(comparison, sides.cross_device)
-    if comparison.verdict not in (DIVERGED, NO_DIVERGENCE):
+    whole = comparison.verdict in (DIVERGED, NO_DIVERGENCE)
+    if not whole:
         notes += ["the dumps could be compared only in part", *comparison.notes]
     clean = equal_steps(comparison)
-    return Seen(comparison, None, culprit, (), clean, _is_carried(culprit, clean), tuple(notes))
+    return Seen(comparison, None, culprit, (), clean, _is_carried(culprit, clean), tuple(notes), whole)
 
 
 def equal_steps(comparison: Comparison) -> tuple[int, ...]:
@@ -127,12 +136,18 @@ def _survey(dump: Path, steps: tuple[int, ...]) -> Seen:
     try:
         found = survey(dump, Selection(steps=steps))
     except (UnreadableError, UsageError) as error:
-        return Seen(notes=(str(error),))
+        return Seen(notes=(str(error),), whole=False)
     culprit = None if found.origin is None else of_origin(found.origin)
-    notes = () if culprit is not None else ("no NaN or Inf in the dumps", *found.notes)
-    dirty = {part.part.step for part in found.parts if part.origin is not None or part.error is not None}
+    whole = found.verdict != NOT_READABLE
+    said = "no NaN or Inf in the dumps" if whole else "the dumps could be looked at for NaN and Inf only in part"
+    notes = () if culprit is not None else (said, *found.notes)
+    dirty = {
+        part.part.step
+        for part in found.parts
+        if part.origin is not None or part.error is not None or part.coverage.unknown
+    }
     clean = tuple(step for step in steps if step not in dirty)
-    return Seen(None, found, culprit, (), clean, _is_carried(culprit, clean), notes)
+    return Seen(None, found, culprit, (), clean, _is_carried(culprit, clean), notes, whole)
 
 
 def _joined(compared: Seen, surveyed: Seen, cross_device: bool | None) -> Seen:
@@ -176,6 +191,10 @@ def _is_carried(culprit: Culprit | None, clean: Sequence[int]) -> bool:
     if culprit is None or not culprit.row.step or culprit.kind not in CARRIED_IN:
         return False
     return culprit.row.step - 1 not in clean
+
+
+def _held(sides: Sides) -> list[set[int]]:
+    return [_dumped(side.dump) for side in (sides.baseline, sides.candidate) if side is not None and side.dump]
 
 
 def _dumped(dump: Path) -> set[int]:

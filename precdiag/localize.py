@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from precdiag.config import LocalizeSettings
-from precdiag.culprit import Progress, Seen, dumped_steps, inspect
+from precdiag.culprit import Progress, Seen, dumped_steps, inspect, one_sided_steps
 from precdiag.curves import LossLog
 from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UsageError
 from precdiag.findings import Signal, moment
@@ -14,7 +15,17 @@ from precdiag.loss import CurveVerdict, StepChoice, Verdict, judge_curves, steps
 from precdiag.losslog import read_curves
 from precdiag.sides import Side, Sides
 
-EXIT = {"healthy": EXIT_NOTHING_FOUND, "too-short": EXIT_CANNOT_LOOK, "no-data": EXIT_CANNOT_LOOK}
+Outcome = Verdict | Literal["incomplete"]
+"""`incomplete`: healthy curves, and dumps beside them that could not be looked at whole."""
+
+EXIT: dict[str, int] = {
+    "healthy": EXIT_NOTHING_FOUND,
+    "too-short": EXIT_CANNOT_LOOK,
+    "no-data": EXIT_CANNOT_LOOK,
+    "incomplete": EXIT_CANNOT_LOOK,
+}
+
+UNUSED = "no dump was looked at: no step is dumped on both sides, or none of the candidate's"
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Localization:
     `stages`: name and reason of each collection that a search ran to get there.
     """
 
-    verdict: Verdict
+    verdict: Outcome
     step: int | None
     signals: tuple[Signal, ...]
     curves: Curves
@@ -101,8 +112,8 @@ def localize(
 ) -> Localization:
     """Judge the curves, look into the dumps that cover the step, and put the one cause at the end of the chain.
 
-    Curves that show nothing while dumps of one device differ are `diverged` all the same: the first logged step whose
-    dump differs. Raises as `read_both`.
+    Curves that show nothing while dumps of one device differ are `diverged` all the same (`nan` where one alone holds
+    NaN or Inf): the first logged step whose dump does. Raises as `read_both`.
     """
     curves = read_both(sides, settings)
     seen = look(sides, curves, progress)
@@ -112,13 +123,17 @@ def localize(
 def conclude(sides: Sides, curves: Curves, seen: Seen) -> Localization:
     """Draw the verdict from curves and dumps."""
     found = curves.found
-    verdict, step, signals = found.verdict, found.step, found.signals
+    verdict: Outcome = found.verdict
+    step, signals = found.step, found.signals
     if verdict in EXIT and seen.culprit is not None:
         row = seen.culprit.row
         step = None if row.step is None else curves.mapping.iteration(row.step)
-        verdict = "diverged"
-        told = Signal("dump", step, f"the dumps differ although the curves do not show it: {row.name}")
+        verdict = "nan" if seen.culprit.by == "nan" else "diverged"
+        does = "the dump is not finite" if verdict == "nan" else "the dumps differ"
+        told = Signal("dump", step, f"{does} although the curves do not show it: {row.name}")
         signals = tuple(sorted([*signals, told], key=moment))
+    elif verdict == "healthy" and not (seen.whole and _finished(sides)):
+        verdict = "incomplete"
     notes = [*found.notes]
     if step is not None:
         notes.append(curves.mapping.why)
@@ -133,7 +148,7 @@ def conclude(sides: Sides, curves: Curves, seen: Seen) -> Localization:
 def look(sides: Sides, curves: Curves, progress: Progress = lambda label, done, total: None) -> Seen:
     """Look into the dumps, up to the last step worth looking at: the earliest difference wins.
 
-    With no step from the curves every dumped step is looked at.
+    With no step from the curves every dumped step is looked at, those of one side alone for NaN and Inf.
     """
     wanted = curves.dump_steps
     if curves.found.step is not None and not wanted:
@@ -143,8 +158,19 @@ def look(sides: Sides, curves: Curves, progress: Progress = lambda label, done, 
     upto = tuple(step for step in dumped if not wanted or step <= max(wanted))
     missing = tuple(step for step in wanted if step not in dumped)
     if not upto or sides.candidate.dump is None:
-        return Seen(missing=missing)
-    return replace(inspect(sides, upto, nan=curves.found.verdict == "nan", progress=progress), missing=missing)
+        dumps = sides.candidate.dump is not None or (sides.baseline is not None and sides.baseline.dump is not None)
+        return Seen(missing=missing, notes=(UNUSED,) if dumps and not wanted else (), whole=not dumps)
+    alone = sides.baseline is None or sides.baseline.dump is None
+    nan = curves.found.verdict == "nan" or (alone and not wanted)
+    seen = replace(inspect(sides, upto, nan=nan, progress=progress), missing=missing)
+    if unpaired := () if wanted else one_sided_steps(sides):
+        said = f"dumped on one side alone, and not looked at: step {', '.join(map(str, unpaired))}"
+        return replace(seen, notes=(*seen.notes, said), whole=False)
+    return seen
+
+
+def _finished(sides: Sides) -> bool:
+    return all(side is None or side.unfinished is None for side in (sides.candidate, sides.baseline))
 
 
 def _log(side: Side | None, settings: LocalizeSettings) -> LossLog | None:

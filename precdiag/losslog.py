@@ -56,7 +56,7 @@ def read_curves(path: str | Path, *, pattern: str | None = None) -> LossLog:
         if tfevents.MAGIC in log.head[: tfevents.MAGIC_WITHIN]:
             return _read_event_files(source, [source])
         gatherer, name = _read_text(log, formats)
-        found = gatherer.log(str(path), name, _notes(log, name))
+        found = gatherer.log(str(path), name, _notes(log, name, pattern))
         if not found.series and not found.events and b"\0" in log.head and log.encoding == "utf-8":
             raise UnreadableError(f"{path}: neither text nor a TensorBoard event file")
     return found
@@ -78,11 +78,13 @@ def _read_event_files(source: Path, files: list[Path]) -> LossLog:
     return gatherer.log(str(source), "tensorboard", notes)
 
 
-def _notes(log: LogFile, name: str | None) -> list[str]:
+def _notes(log: LogFile, name: str | None, pattern: str | None) -> list[str]:
     notes = [log.damage] if log.damage else []
     if log.too_long:
         notes.append(f"lines of more than {LONGEST_LINE:,} characters were left out: {log.too_long}")
-    if name is None:
+    if name is None and pattern is not None:
+        notes.append(f"--pattern '{pattern}' matches no row")
+    elif name is None:
         notes.append(f"no known format; name the parts of a row: --pattern '{EXAMPLE_PATTERN}'")
     return notes
 

@@ -26,6 +26,7 @@ HEADLINES = {
     "healthy": "HEALTHY",
     "too-short": "TOO SHORT",
     "no-data": "NO DATA",
+    "incomplete": "INCOMPLETE",
 }
 
 

@@ -58,6 +58,11 @@ def find_sides(given: Given, *, cross_device: bool | None = None, needs_log: boo
     where nothing is to be judged, UnreadableError where the folder is no collection.
     """
     named = {"candidate": (given.candidate_log, given.candidate), "baseline": (given.baseline_log, given.baseline)}
+    if given.candidate_log and given.baseline_log and _same_file(given.candidate_log, given.baseline_log):
+        raise UsageError(
+            f"{given.candidate_log} and {given.baseline_log} are the same file",
+            hint="name each run's own log",
+        )
     found = {} if given.folder is None else collected(given.folder)
     sides = {}
     for name in SIDES:
@@ -82,6 +87,11 @@ def collected(folder: Path) -> dict[SideName, Side]:
 
     Raises UnreadableError where there is no candidate in it.
     """
+    if folder.is_file():
+        raise UnreadableError(
+            f"{folder}: a file, not a folder that precdiag collect wrote",
+            hint=f"a log is named by --candidate-log {folder}",
+        )
     entries = _entries(folder)
     found = {name: _side(folder / name, entries.get(name, {})) for name in SIDES if (folder / name).is_dir()}
     if "candidate" not in found:
@@ -89,6 +99,10 @@ def collected(folder: Path) -> dict[SideName, Side]:
             f"{folder}: no candidate/ in it", hint="expected what precdiag collect wrote, or --candidate-log FILE"
         )
     return found
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def _entries(folder: Path) -> Mapping[str, Any]:
