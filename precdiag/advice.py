@@ -30,7 +30,7 @@ def collect_command(
     if not configured:
         for side in SIDES:
             command = commands.get(side)
-            words += [f"--{side}", f"the {side}'s command" if command is None else command_text(command)]
+            words += [f"--{side}", f"the {side} command" if command is None else command_text(command)]
             before += [] if command is None else _place(side, command)
     return " ".join([*before, shlex.join(words)])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from precdiag.advice import collect_command, side_command
 from precdiag.collect import collect
-from precdiag.collection import Collection, SideCommand
+from precdiag.collection import LOG, Collection, SideCommand
 from precdiag.collection import Side as SideName
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
 from precdiag.proof import prove
@@ -104,8 +104,11 @@ class Stages:
             command = collect_command(request, str(place), here, configured=not stage.words)
             _say(f"  {command}  ({', '.join(here)})")
         self._write("begun", stage)
+        ended: dict[str, int] = {}
         for group in [here] if self.parallel and here else [{side: command} for side, command in here.items()]:
-            pass_signal_on(self._collect(place, request, group, self._time(resume), whole=stage.whole), resume)
+            left = self._collect(place, request, group, self._time(resume), whole=stage.whole)
+            pass_signal_on(left, resume)
+            ended |= {side.side: side.ended.status for side in left.sides}
         elsewhere = [side for side in missing if side not in here]
         if elsewhere:
             lines = [side_command(request, str(place), side, None) for side in elsewhere]
@@ -115,7 +118,9 @@ class Stages:
         for side in here:
             proof = prove(place / side)
             if not proof.complete:
-                raise StageError(f"{stage.name}: the {side} left no whole evidence: {proof.reason}", (resume,))
+                status = f"ended with status {ended[side]} and " if ended.get(side) else ""
+                why = f"{stage.name}: the {side} {status}left no whole evidence: {proof.reason}"
+                raise StageError(f"{why}; what it printed is in {place / side / LOG}", (resume,))
 
     def _collect(
         self,
@@ -160,14 +165,17 @@ class Stages:
         return left
 
     def _write(self, state: str, begun: Stage | None = None) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         listed = [*self.done, *([begun] if begun else [])]
         entries = [
             {"name": each.name, "why": each.why, "state": state if each is listed[-1] else "done"}
             | {"request": asdict(each.request)}
             for each in listed
         ]
-        write_json(self.folder / STATE, {"schema": SCHEMA, "plan": _plan_document(self.plan), "stages": entries})
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(self.folder / STATE, {"schema": SCHEMA, "plan": _plan_document(self.plan), "stages": entries})
+        except OSError as error:
+            raise PrecdiagError(f"cannot write to {self.folder}: {error.strerror}") from error
 
 
 def read_plan(folder: Path) -> Plan:
@@ -189,7 +197,9 @@ def read_plan(folder: Path) -> Plan:
 
 
 def check_same(folder: Path, plan: Plan) -> None:
-    """Raise UsageError where `folder` holds a search that started from something else."""
+    """Raise UsageError where `folder` holds a search that started from something else, or no search but its stages."""
+    if not (folder / STATE).exists() and (folder.is_file() or any(folder.glob("[0-9][0-9]-*"))):
+        raise UsageError(f"{folder} is there, and no search ({STATE})", hint="choose another --out")
     if (folder / STATE).exists() and _plan_document(read_plan(folder)) != _plan_document(plan):
         raise UsageError(
             f"{folder} holds a search of other commands, logs or settings",

@@ -73,7 +73,7 @@ class Event:
 class LossLog:
     """What a log holds. `format` is None where none was recognised; notes say what was left out and why.
 
-    `counted`: the log says no steps, its rows are counted.
+    `counted`: the log says no steps, its rows are counted. `cut`: damage ended the reading, what follows is unseen.
     """
 
     path: str
@@ -82,6 +82,7 @@ class LossLog:
     events: tuple[Event, ...]
     notes: tuple[str, ...]
     counted: bool = False
+    cut: bool = False
 
     def find(self, name: str) -> Series | None:
         """Look a curve up by its own name, or by its role (`loss`, `grad_norm`, `learning_rate`, `loss_scale`).

@@ -60,8 +60,19 @@ class Ended:
 
 
 def split_command(text: str) -> tuple[str, ...]:
-    """Split a command line into words; one that uses shell syntax (a pipe, a variable) goes to /bin/sh whole."""
-    return ("/bin/sh", "-c", text) if _SHELL.search(text) else tuple(shlex.split(text))
+    """Split a command line into words; one that uses shell syntax (a pipe, a variable) goes to /bin/sh whole.
+
+    Raises PrecdiagError as `split_words`.
+    """
+    return ("/bin/sh", "-c", text) if _SHELL.search(text) else split_words(text)
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """Split words as a shell does. Raises PrecdiagError for a quotation that does not end."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise PrecdiagError(f"{text}: {str(error).lower()}", hint="each quote needs its partner") from error
 
 
 def check_command(command: Command) -> None:

@@ -16,7 +16,7 @@ from precdiag.losslog import read_curves
 from precdiag.sides import Side, Sides
 
 Outcome = Verdict | Literal["incomplete"]
-"""`incomplete`: healthy curves, and dumps beside them that could not be looked at whole."""
+"""`incomplete`: healthy curves, and a log or dumps that could not be looked at whole."""
 
 EXIT: dict[str, int] = {
     "healthy": EXIT_NOTHING_FOUND,
@@ -39,6 +39,11 @@ class Curves:
     series: str
     mapping: StepMap
     repeat: Repeat | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether both logs were read to their ends."""
+        return not self.candidate.cut and not (self.baseline is not None and self.baseline.cut)
 
     @property
     def dump_steps(self) -> tuple[int, ...]:
@@ -132,7 +137,7 @@ def conclude(sides: Sides, curves: Curves, seen: Seen) -> Localization:
         does = "the dump is not finite" if verdict == "nan" else "the dumps differ"
         told = Signal("dump", step, f"{does} although the curves do not show it: {row.name}")
         signals = tuple(sorted([*signals, told], key=moment))
-    elif verdict == "healthy" and not (seen.whole and _finished(sides)):
+    elif verdict == "healthy" and not (seen.whole and curves.whole and _finished(sides)):
         verdict = "incomplete"
     notes = [*found.notes]
     if step is not None:

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from precdiag import tfevents
@@ -56,7 +57,7 @@ def read_curves(path: str | Path, *, pattern: str | None = None) -> LossLog:
         if tfevents.MAGIC in log.head[: tfevents.MAGIC_WITHIN]:
             return _read_event_files(source, [source])
         gatherer, name = _read_text(log, formats)
-        found = gatherer.log(str(path), name, _notes(log, name, pattern))
+        found = replace(gatherer.log(str(path), name, _notes(log, name, pattern)), cut=bool(log.damage))
         if not found.series and not found.events and b"\0" in log.head and log.encoding == "utf-8":
             raise UnreadableError(f"{path}: neither text nor a TensorBoard event file")
     return found
@@ -75,7 +76,7 @@ def _read_event_files(source: Path, files: list[Path]) -> LossLog:
             except ValueError as error:
                 notes.append(f"{file.name} is damaged ({error}): read up to there")
             notes += [f"{file.name}: {log.damage}"] if log.damage else []
-    return gatherer.log(str(source), "tensorboard", notes)
+    return replace(gatherer.log(str(source), "tensorboard", notes), cut=bool(notes))
 
 
 def _notes(log: LogFile, name: str | None, pattern: str | None) -> list[str]:

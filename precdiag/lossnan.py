@@ -16,7 +16,7 @@ COLLECTION_LOG, COLLECTION_MARK = "log.txt", "session.json"
 class LossFinding:
     """What a log says. `found`: its loss is NaN or Inf from `step` (the log's own number) on, `what` in words.
 
-    `silent`: there is no loss in it, so that it says nothing; `notes` say why.
+    `silent`: there is no loss in it, or damage hides the rest, so that it says nothing; `notes` say why.
     """
 
     path: Path
@@ -45,6 +45,8 @@ def read_loss(path: Path, pattern: str | None = None) -> LossFinding:
             step, value = first
             return LossFinding(path, True, step, f"{series.name} is {value:g} at step {step} of {path.name}")
     message = _message(log)
+    if message is None and log.cut:
+        return LossFinding(path, False, None, "", silent=True, notes=(f"{path}: read only in part", *log.notes))
     return message or LossFinding(path, False, None, f"the loss in {path.name} is finite")
 
 

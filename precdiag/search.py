@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from precdiag.culprit import Culprit, Progress, Seen, dumped_steps, inspect
 from precdiag.dump import read_dump
 from precdiag.errors import UsageError
 from precdiag.finding import Row
+from precdiag.launch import split_words
 from precdiag.layout import open_run
 from precdiag.localize import EXIT, Curves, Localization, conclude, look, of_run, read_both
 from precdiag.nextstep import at_window, coarsest, known_commands, spread, tensors_around
@@ -39,6 +39,7 @@ def search(
 
     Raises UsageError where another search is there, StageError where the first stage left no curves to judge.
     """
+    split_words(settings.float32 or "")  # before hours of runs
     folder = go_on or Path(settings.out)
     if go_on is None:
         beginning = plan(given, settings.cross_device, collecting)
@@ -155,7 +156,7 @@ class Search:
             return
         if self.settings.float32 is None or self.sides.cross_device is not True:
             return
-        self.words = tuple(shlex.split(self.settings.float32))
+        self.words = split_words(self.settings.float32)
         request = replace(self._coarsest(), steps=dumped_steps(self.sides), iterations=())
         before = self.seen
         self._see(Stage("float32", request, "nothing beyond rounding: the same steps in float32"))

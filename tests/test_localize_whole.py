@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections.abc import Callable
@@ -78,6 +79,17 @@ def test_a_dump_that_cannot_be_read_is_not_said_to_hold_no_nan(tmp_path: Path) -
     notes = document("--candidate-log", tmp_path / "log", "--candidate", tmp_path / "c")["notes"]
     assert "the dumps could be looked at for NaN and Inf only in part" in notes
     assert "no NaN or Inf in the dumps" not in notes
+
+
+def test_a_log_whose_rest_is_damaged_is_no_health(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"step": n, "loss": x}) + "\n" for n, x in enumerate(falling(20_000, noise=0.01), 1))
+    packed = gzip.compress(rows.encode())
+    (tmp_path / "log.gz").write_bytes(packed[: len(packed) // 2])
+    found = document("--candidate-log", tmp_path / "log.gz", status=2)
+    assert found["verdict"] == "incomplete" and found["curve"]["points"] > 1000
+    assert any("the gzip stream is cut off" in note for note in found["notes"])
+    run = precdiag("nan", dumps(tmp_path / "c"), "--log", tmp_path / "log.gz")
+    assert run.returncode == 2 and "read only in part" in run.stdout
 
 
 # -- options

@@ -330,3 +330,34 @@ def test_a_collection_gives_the_commands_too(trained: Path, tmp_path: Path, aske
     found: Localization = search(Given(folder), settings(tmp_path / "s"), CollectSettings(parallel=True), quiet)
     assert found.seen.culprit is not None and found.seen.culprit.row.step == 5
     assert [request.steps for request, _ in asked] == [(5, 6)]
+
+
+@pytest.mark.parametrize("place", ["mine", "mine/below"])
+def test_a_file_where_the_search_would_go_is_left_alone(tmp_path: Path, asked: Asked, place: str) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(PrecdiagError, match=r"is there, and no search|cannot write to"):
+        search(Given(), settings(tmp_path / place), two("rate"), quiet)
+    assert asked == [] and (tmp_path / "mine").read_text() == "mine"
+
+
+def test_stages_of_no_known_search_are_not_overwritten(tmp_path: Path, asked: Asked) -> None:
+    (tmp_path / "01-curves" / "candidate").mkdir(parents=True)
+    with pytest.raises(UsageError, match="is there, and no search"):
+        search(Given(), settings(tmp_path), two("rate"), quiet)
+    assert asked == []
+
+
+def test_a_quotation_that_does_not_end_is_said_before_anything_runs(tmp_path: Path, asked: Asked) -> None:
+    with pytest.raises(PrecdiagError, match="train 'a: no closing quotation"):
+        search(Given(), settings(tmp_path / "s"), collecting(candidate="train 'a"), quiet)
+    with pytest.raises(PrecdiagError, match="no closing quotation"):
+        search(Given(), settings(tmp_path / "s", float32="--fp32 'a"), two("rate"), quiet)
+    assert asked == []
+
+
+def test_a_side_that_fails_is_named_with_its_status_and_its_output(tmp_path: Path) -> None:
+    fails = collecting(candidate=f"{sys.executable} -c 'print(\"no data\"); raise SystemExit(3)'")
+    with pytest.raises(PrecdiagError, match="the candidate ended with status 3 and left no whole evidence") as error:
+        search(Given(), settings(tmp_path / "s"), fails, quiet)
+    assert str(error.value).endswith(f"what it printed is in {tmp_path}/s/01-curves/candidate/log.txt")
+    assert (tmp_path / "s/01-curves/candidate/log.txt").read_text() == "no data\n"
