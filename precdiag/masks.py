@@ -32,6 +32,11 @@ MIXERS = frozenset(
     | {"linalg.norm", "linalg.vector_norm", "prod", "cumsum", "cumprod", "cross_entropy", "nll_loss", "mse_loss"}
     | {"l1_loss", "smooth_l1_loss", "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits"}
 )
+# Of these, calls over which no infinity comes out finite: where the dump says so the tensor changed in between.
+_NEVER_FINITE = MIXERS - {
+    *("norm", "linalg.norm", "linalg.vector_norm", "cross_entropy", "nll_loss", "kl_div"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+}
 # Calls that may turn one infinity's sign.
 _SIGNED = frozenset(
     {"neg", "neg_", "negative", "__neg__", "mul", "mul_", "__mul__", "__rmul__", "__imul__", "sub", "sub_", "rsub"}
@@ -154,7 +159,7 @@ class _Walk:
 
     def _enter(self, row: int, call: int) -> None:
         operation, out = self._operation[call], int(self._flow.outgoing[call])
-        turns = out == 0 and bool(self._flow.returns[call])
+        turns = out == 0 and bool(self._flow.returns[call]) and operation not in _NEVER_FINITE
         below = self._found[row] == NEGATIVE
         turns |= below and ((bool(out & NAN) and operation in CONSUMERS) or (out == NEGATIVE and operation in _KEEPERS))
         spreads = out != 0 and not turns and operation in MIXERS

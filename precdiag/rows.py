@@ -143,7 +143,7 @@ class Columns:
     def _columns_of(self, leaves: list[Any]) -> dict[str, np.ndarray]:
         import numpy as np
 
-        mask = [isinstance(leaf, dict) and "dtype" in leaf and "shape" in leaf for leaf in leaves]
+        mask = [isinstance(leaf, dict) and _is_tensor(leaf) for leaf in leaves]
         tensor = np.array(mask, dtype=np.bool_)
         columns = self._tensor_columns(list(compress(leaves, mask)))
         arguments = [_argument(leaf) for leaf, is_tensor in zip(leaves, mask, strict=True) if not is_tensor]
@@ -232,11 +232,16 @@ def _leaves(value: Any, slot: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, list):
         for position, item in enumerate(value):
             yield from _leaves(item, f"{slot}.{position}")
-    elif isinstance(value, dict) and not isinstance(value.get("type"), str):
+    elif isinstance(value, dict) and not isinstance(value.get("type"), str) and not _is_tensor(value):
         for key, item in value.items():
             yield from _leaves(item, f"{slot}.{key}")
     else:
         yield slot, value
+
+
+def _is_tensor(entry: dict[str, Any]) -> bool:
+    """Whether an entry is a tensor's, be it one that lacks a key: its statistics must not pass unseen."""
+    return ("dtype" in entry and "shape" in entry) or ("Max" in entry and "Min" in entry)
 
 
 def _argument(leaf: Any) -> tuple[str, str]:

@@ -48,6 +48,13 @@ def softmaxed(inside: Json, outside: Json | None = None) -> dict[str, Json]:
 FILL = {"Tensor.masked_fill.0.forward": forward([tensor(), tensor(dtype="torch.bool"), scalar(-INF)], [masked()])}
 
 
+@pytest.mark.parametrize("key", ["type", "dtype", "shape"])
+def test_a_tensor_that_lacks_a_key_is_looked_at_all_the_same(tmp_path: Path, key: str) -> None:
+    lacking = {name: value for name, value in bad().items() if name != key}
+    part = part_of(tmp_path, {"Torch.log.0.forward": forward([tensor()], [lacking])})
+    assert named(part) == ("Torch.log.0.forward.output.0", "generated", "nan") and part.coverage.rows == 2
+
+
 # -- masks
 
 
@@ -55,6 +62,21 @@ def test_a_mask_that_is_never_turned_finite_is_the_origin(tmp_path: Path) -> Non
     part = part_of(tmp_path, FILL)
     assert named(part) == ("Tensor.masked_fill.0.forward.input.2", "argument", "-inf")
     assert part.origin is not None and "nothing dumped behind it turns it finite" in part.origin.why
+
+
+@pytest.mark.parametrize("value", [INF, -INF])
+def test_an_infinity_that_no_norm_or_matmul_turns_finite_was_written_in_between(tmp_path: Path, value: float) -> None:
+    held = tensor(-1, 3)
+    written = tensor(min(value, -1), max(value, 3)) | {"Mean": value, "Norm": INF}
+    calls = {
+        "Functional.relu.0.forward": forward([tensor()], [held]),
+        "Functional.layer_norm.0.forward": forward([written], [tensor(-2, 2)]),
+    }
+    part = part_of(tmp_path, calls)
+    said = "inf" if value > 0 else "-inf"
+    assert named(part) == ("Functional.layer_norm.0.forward.input.0", "between calls", said)
+    loss = {"Functional.cross_entropy.0.forward": forward([masked()], [tensor(0, 2)])}
+    assert named(part_of(tmp_path / "masked", loss)) is None
 
 
 def test_a_fill_that_an_unseen_operation_takes_in_is_no_fault_once_the_gradients_are_finite(tmp_path: Path) -> None:
