@@ -72,7 +72,8 @@ def _request_words(request: Request) -> list[str]:
     for name in ("scope", "list"):
         if getattr(request, name):
             words += ["--" + name, ",".join(getattr(request, name))]
-    return [*words, *(["--deterministic"] if request.deterministic else [])]
+    switches = [("--deterministic", request.deterministic), ("--update-stats", request.update_stats)]
+    return [*words, *(option for option, on in switches if on)]
 
 
 def _place(side: Side, command: SideCommand) -> list[str]:

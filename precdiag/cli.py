@@ -462,6 +462,9 @@ def collect(
     deterministic: Annotated[bool, typer.Option(help="Set the deterministic switches, and say which.")] = False,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="End a side after this long.")] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Stop collecting once a dump is larger.")] = None,
+    update_stats: Annotated[
+        bool, typer.Option("--update-stats", help="Write what each optimizer step did to each parameter, as norms.")
+    ] = False,
     parallel: Annotated[bool, typer.Option(help="Run both sides at once.")] = False,
     quiet: Annotated[bool, typer.Option(help="Do not echo the commands' output; it is in log.txt.")] = False,
     force: Annotated[bool, typer.Option(help="Replace a collection that is there.")] = False,
@@ -516,6 +519,7 @@ def collect(
         "deterministic": deterministic or None,
         "timeout": timeout,
         "max_bytes": max_bytes,
+        "update_stats": update_stats or None,
         "parallel": parallel or None,
         "quiet": quiet or None,
         "format": output_format,

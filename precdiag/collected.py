@@ -28,15 +28,23 @@ def notes_on_collection(baseline: Path, candidate: Path) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def folder_of_side(path: Path) -> Path | None:
+    """Return the folder of the collected side that `path` is or lies in, None where precdiag did not collect it."""
+    absolute = path.absolute()
+    folders = (absolute, *absolute.parents[:_HIGHEST])
+    return next((folder for folder in folders if _entry(folder) is not None), None)
+
+
 def _find_side(path: Path) -> dict[str, Any] | None:
     """Return the entry in collection.json of the side whose folder `path` is or lies in."""
-    absolute = path.absolute()
-    for folder in (absolute, *absolute.parents[:_HIGHEST]):
-        collection = _read(folder.parent / "collection.json")
-        entry = collection.get("sides", {}).get(folder.name)
-        if entry is not None:
-            return {**entry, "checks": collection.get("checks", [])}
-    return None
+    folder = folder_of_side(path)
+    return None if folder is None else _entry(folder)
+
+
+def _entry(folder: Path) -> dict[str, Any] | None:
+    collection = _read(folder.parent / "collection.json")
+    entry = collection.get("sides", {}).get(folder.name)
+    return None if entry is None else {**entry, "checks": collection.get("checks", [])}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from precdiag.reading import read_pair
 from precdiag.renumber import renumbered
 from precdiag.replaced import Replaced, explained_calls, judge_regions
 from precdiag.rounding import Rounding, explained_cause, find_rounding
+from precdiag.updates import explained_update
 from precdiag.view import View
 from precdiag.workers import Resources, each
 
@@ -388,6 +389,10 @@ def conclude(
         part.cause if part.cause is None or cause is None or part.cause.row != cause.row else None for part in parts
     ]
     symptoms = [row for part, loser in zip(parts, lost, strict=True) for row in _in_order(part, loser)]
+    deciding = next((part for part in parts if part.cause and cause and part.cause.row == cause.row), None)
+    if cause is not None and deciding is not None:
+        cause, told = explained_update(cause, deciding.baseline, deciding.candidate)
+        said += told
     verdict = DIVERGED if found else NO_DIVERGENCE
     first = next(part.at for part in parts if _finds(part, policy)) if found else None
     if found and any(_stands_before(part, first, parts) for part in unreadable):

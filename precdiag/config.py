@@ -231,6 +231,7 @@ class CollectSettings(Section):
     deterministic: bool = False
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_bytes: Annotated[int, Field(gt=0)] | None = None
+    update_stats: bool = False
     parallel: bool = False
     quiet: bool = False
     format: Literal["table", "json"] = "table"

@@ -34,6 +34,7 @@ UPDATE = (
     "the parameter differs at this step although the gradients before it were equal: the update made it differ",
     "look at the optimizer of the step before: learning rate, weight decay, clipping, state dtype",
 )
+UPDATE_STATS = "; collect both sides with --update-stats to be told which of them"
 _TWO_PATHS = "read the two code paths at this line side by side"
 
 

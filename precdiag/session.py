@@ -51,6 +51,7 @@ class Request:
     seed: int | None = None
     deterministic: bool = False
     max_bytes: int | None = None
+    update_stats: bool = False
 
 
 def parse_window(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -80,6 +81,7 @@ def request_of(settings: CollectSettings) -> Request:
         seed=settings.seed,
         deterministic=settings.deterministic,
         max_bytes=settings.max_bytes,
+        update_stats=settings.update_stats,
     )
 
 

@@ -128,7 +128,7 @@ def _make_way(target: Path) -> None:
 
 def _left_in(folder: Path) -> Iterator[Path]:
     """Yield what a node left: receipts, its own status, and a folder a step and rank."""
-    yield from sorted(folder.glob(f"{RECEIPTS}/*.json"))
+    yield from sorted(folder.glob(f"{RECEIPTS}/**/*.json"))
     yield from sorted(folder.glob(NODE_RESULTS))
     for dump in (f"{DUMP}/step*/*", f"{ATTEMPTS}/*/step*/*"):
         yield from sorted(folder.glob(dump))

@@ -6,6 +6,7 @@ import traceback
 
 import _precdiag_evidence
 import _precdiag_probe
+import _precdiag_updates
 
 
 def guarded(method):
@@ -33,6 +34,7 @@ class Recorder:
         self.receipt = receipt
         self.uninstall = uninstall
         self.probe = _precdiag_probe.Probe(session)
+        self.updates = _precdiag_updates.Updates(session, receipt)
         self.retired = False
         self.raises = False  # a script that calls us itself hears of failures; an untouched one goes on
         self.attached = False
@@ -57,6 +59,7 @@ class Recorder:
         self.receipt.step(index, rank=rank, iteration=number, state="open", calls=0, **evidence)
         self.receipt.write()
         self._current = index
+        self.updates.begin()
         self.probe.open(index, model, self._window)
 
     @guarded
@@ -73,6 +76,26 @@ class Recorder:
         if self._current is not None and self.probe.recording:
             calls, seconds = self.probe.pause()
             self._note_step("complete" if complete else "open", calls, seconds)
+
+    @guarded
+    def clip_begins(self, parameters):
+        """Gradients are about to be clipped."""
+        self._without_recording(lambda: self.updates.unclipped(parameters))
+
+    @guarded
+    def clip_ended(self, parameters, total, limit):
+        """Gradients have been clipped to a norm of `limit` from `total`."""
+        self._without_recording(lambda: self.updates.clipped(parameters, total, limit))
+
+    @guarded
+    def update_begins(self, optimizer):
+        """An optimizer is about to step."""
+        self._without_recording(lambda: self.updates.before(optimizer, self._model))
+
+    @guarded
+    def update_ended(self):
+        """The outermost optimizer step is over."""
+        self._without_recording(lambda: self.updates.after(self._current))
 
     @guarded
     def end(self, index):
@@ -205,6 +228,22 @@ class Recorder:
             return root.get_submodule(path)
         except AttributeError:
             raise RuntimeError(f"--model {path}: {type(root).__name__} has no such submodule") from None
+
+    def _without_recording(self, take):
+        """Take update statistics, whose own tensor operations belong to no dump; without them the dump goes on."""
+        if self._current is None or not self.updates.active:
+            return
+        recording = self.probe.recording
+        if recording:
+            self.probe.pause()
+        try:
+            take()
+        except Exception as error:
+            self.updates.active = False
+            self.receipt.note(f"update statistics stopped: {type(error).__name__}: {error}")
+            self.receipt.write()
+        if recording:
+            self.probe.resume(self._model)
 
     def _note_step(self, state, calls, seconds):
         self.receipt.step(self._current, state=state, calls=calls, seconds=seconds)

@@ -39,6 +39,7 @@ class Session:
         self.seed = settings.get("seed")
         self.deterministic = bool(settings.get("deterministic"))
         self.max_bytes = settings.get("max_bytes")
+        self.update_stats = bool(settings.get("update_stats"))
 
     def make_folders(self):
         """Make what is written into, with a copy of the settings where that is not the session's own folder."""

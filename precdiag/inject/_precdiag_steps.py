@@ -107,6 +107,7 @@ class Steps:
         self.stepping += 1
         if self.phase == PAUSED:
             self.recorder.resume()
+        self.recorder.update_begins(optimizer)
 
     def after_optimizer(self, optimizer):
         """An optimizer has stepped. A subclass that calls its parent's step reports twice: the outer one counts."""
@@ -114,6 +115,7 @@ class Steps:
         if self.stepping <= 0:
             self.stepping = 0
             self._step_taken(id(optimizer))
+            self.recorder.update_ended()
 
     def scaler_stepped(self, optimizer):
         """GradScaler.step has run, and may have skipped the optimizer's own step."""

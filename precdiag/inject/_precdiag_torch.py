@@ -2,6 +2,8 @@
 
 import functools
 
+import _precdiag_updates
+
 HIDDEN_FRAME = "<precdiag>"
 
 _undo = []
@@ -12,6 +14,8 @@ def install(torch, steps):
     _wrap_calls(torch, steps)
     _wrap_backward(torch, steps)
     _wrap_optimizers(torch, steps)
+    if steps.recorder.updates.active:
+        _precdiag_updates.install(torch, _replace, steps.recorder)
     for namespace in (getattr(torch, "amp", None), getattr(getattr(torch, "cuda", None), "amp", None)):
         wrap_scaler(getattr(namespace, "GradScaler", None), steps)
 
@@ -117,9 +121,16 @@ def _module_zero_grad(steps, original, self, *args, **kwargs):
 
 def _scaler_step(steps, original, self, optimizer, *args, **kwargs):
     """GradScaler.step skips the optimizer's own step when it finds an inf: the iteration is over either way."""
-    result = original(self, optimizer, *args, **kwargs)
+    steps.recorder.updates.scaler = self
+    try:
+        result = original(self, optimizer, *args, **kwargs)
+    finally:
+        steps.recorder.updates.scaler = None
     steps.scaler_stepped(optimizer)
     return result
+
+
+_scaler_step.__code__ = _scaler_step.__code__.replace(co_filename=HIDDEN_FRAME)
 
 
 def _replace(owner, name, around):
