@@ -10,6 +10,7 @@ from precdiag.errors import PrecdiagError
 from precdiag.judge import Judged
 from precdiag.relative import GAIN, floor_of
 from precdiag.replay import Call, UnreplayableError, perturbed, rebuild, run
+from precdiag.tensors import quietly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,10 +48,11 @@ def arbitrate(judged: Judged, line: int, u: float) -> Ruling | None:
         return None  # statistics need no torch
     found = []
     try:
-        for dump, side in sides:
-            row = int(judged.rows[side].iat[line])
-            call = rebuild(dump, str(dump.rows["call"].iat[row]))
-            found.append(local_error(call, str(dump.rows["slot"].iat[row]), u))
+        with quietly():
+            for dump, side in sides:
+                row = int(judged.rows[side].iat[line])
+                call = rebuild(dump, str(dump.rows["call"].iat[row]))
+                found.append(local_error(call, str(dump.rows["slot"].iat[row]), u))
     except (UnreplayableError, PrecdiagError):
         return None
     return ruling_of(found[0][0], found[1][0], max(found[0][1], found[1][1]))

@@ -16,7 +16,7 @@ from precdiag import __version__
 from precdiag.errors import EXIT_CANNOT_LOOK, PrecdiagError, UsageError
 
 if TYPE_CHECKING:
-    from precdiag.compare import Comparison
+    from precdiag.comparison import Comparison
     from precdiag.config import CompareSettings
     from precdiag.judge import Policy
     from precdiag.session import Request

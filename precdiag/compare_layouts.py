@@ -8,7 +8,9 @@ from pathlib import Path
 
 from precdiag.align import pair
 from precdiag.cause import Cause
-from precdiag.compare import Calls, Comparison, PartResult, Progress, conclude, conclude_part
+from precdiag.compare import Calls, Progress
+from precdiag.comparison import Comparison, PartResult
+from precdiag.conclude import conclude, conclude_part
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.evidence import ARGUMENT, DIFFERENT, SHAPE, UNKNOWN

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from precdiag.compare import Comparison, PartResult, conclude, conclude_part
+from precdiag.comparison import Comparison, PartResult
+from precdiag.conclude import conclude, conclude_part
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.judge import Policy
 from precdiag.judge_table import judge_table, limits_of

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from precdiag.cause import Cause
-from precdiag.compare import DIVERGED, NO_DIVERGENCE, Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import DIVERGED, NO_DIVERGENCE, Comparison
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.finding import Row
 from precdiag.judge import Policy

@@ -8,7 +8,7 @@ from typing import Any
 
 from precdiag.alignment import Alignment
 from precdiag.cause import Cause
-from precdiag.compare import Comparison
+from precdiag.comparison import Comparison
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
 from precdiag.growth import Jump

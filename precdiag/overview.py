@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from precdiag.compare import Comparison, Coverage, PartResult
+from precdiag.comparison import Comparison, Coverage, PartResult
 from precdiag.finding import Row
 from precdiag.layout import part_order
 from precdiag.parts import Alone

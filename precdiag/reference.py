@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from precdiag.cells import texts
-from precdiag.compare import Comparison, PartResult
+from precdiag.comparison import Comparison, PartResult
 from precdiag.decode import Calls, MalformedError, decode, plain
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
 from precdiag.finding import Row

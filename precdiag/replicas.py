@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from precdiag.align import Pairing
 from precdiag.cause import Cause
 from precdiag.communication import Communication, communications_of, members_of
-from precdiag.compare import Comparison, PartResult, Progress, conclude, summary
+from precdiag.compare import Progress
+from precdiag.comparison import Comparison, PartResult
+from precdiag.conclude import conclude, summary
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.evidence import DIFFERENT

@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from precdiag.cause import Cause
-from precdiag.compare import DIVERGED, NO_DIVERGENCE, PARTS, Comparison
+from precdiag.compare import PARTS
+from precdiag.comparison import DIVERGED, NO_DIVERGENCE, Comparison
 from precdiag.config import Given
 from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from precdiag.arbiter import BOTH, NEITHER, Ruling
-from precdiag.compare import Bound, Comparison
+from precdiag.comparison import Bound, Comparison
 from precdiag.evidence import BYTES
 from precdiag.finding import Row
 from precdiag.growth import Jump, Level

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from precdiag.compare import Comparison
+from precdiag.comparison import Comparison
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import PrecdiagError, UsageError
 from precdiag.finding import Row

@@ -61,7 +61,7 @@ def compare_files(baseline: Path, candidate: Path, *, chunk_elements: int = CHUN
     """
     try:
         first, second = load(baseline), load(candidate)
-        with _quietly():
+        with quietly():
             return _compare(first, second, chunk_elements)
     except PrecdiagError as error:
         return TensorPair("unknown", f"{error}: {error.hint}" if error.hint else str(error))
@@ -77,7 +77,7 @@ def load(path: Path) -> Tensor:
     """
     require_torch()
     try:
-        with _quietly():
+        with quietly():
             loaded = _load(path)
     except FileNotFoundError as error:
         raise UnreadableError(f"file missing: {path}") from error
@@ -107,9 +107,10 @@ def require_torch() -> ModuleType:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep torch's warnings off stderr, and torch to one thread.
+def quietly() -> Iterator[None]:
+    """Keep torch's warnings off stderr, and torch to one thread. Raises PrecdiagError where there is no torch.
 
+    A forked process must not run an operator in several: those of its parent, which torch counts on, are not there.
     On a busy machine the threads of an operator wait for one another for whole time slices: what takes 0.5 s took 2 to
     20 s beside two busy processes. On an idle one two threads save a third of the time.
     """

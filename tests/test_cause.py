@@ -9,7 +9,8 @@ import pytest
 from handmade import Json, backward, forward, scalar, tensor, write
 
 from precdiag.cause import Cause
-from precdiag.compare import Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import Comparison
 from precdiag.judge import Policy
 
 A, B, C = tensor(high=1.0), tensor(high=2.0), tensor(high=3.0)

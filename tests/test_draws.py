@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from precdiag.compare import Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import Comparison
 from precdiag.judge import Policy, Scrutiny
 from precdiag.report import comparison_text
 

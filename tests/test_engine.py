@@ -18,7 +18,8 @@ from standin import StandIn
 from precdiag import installed
 from precdiag.align import pair
 from precdiag.cli import app
-from precdiag.compare import Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import Comparison
 from precdiag.dump import read_dump
 from precdiag.engine import Engine, laid_on
 from precdiag.errors import PrecdiagError

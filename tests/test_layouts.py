@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from handmade import Json, backward, forward, tensor, write
 
-from precdiag.compare import Comparison
 from precdiag.compare_layouts import SHARDED, compare_layouts
+from precdiag.comparison import Comparison
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UsageError
 from precdiag.judge import Policy

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from two_devices import collect
 
-from precdiag.compare import Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import Comparison
 from precdiag.errors import UnreadableError
 from precdiag.judge import Policy, Scrutiny
 from precdiag.noise import limit_of

@@ -9,7 +9,9 @@ import pytest
 from handmade import forward, tensor, write
 
 from precdiag.cause import Cause
-from precdiag.compare import Comparison, Coverage, PartResult, compare, conclude
+from precdiag.compare import compare
+from precdiag.comparison import Comparison, Coverage, PartResult
+from precdiag.conclude import conclude
 from precdiag.document import comparison_document
 from precdiag.evidence import CHECKSUM
 from precdiag.finding import Row

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from handmade import Json, forward, scalar, tensor, write
 
-from precdiag.compare import Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import Comparison
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.judge import Policy
 from precdiag.parts import Partners, Selection

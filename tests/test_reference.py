@@ -14,7 +14,8 @@ from standin import StandIn
 
 from precdiag import reference
 from precdiag.cli import app
-from precdiag.compare import Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import Comparison
 from precdiag.document import comparison_document
 from precdiag.errors import PrecdiagError
 from precdiag.finding import Row

@@ -12,7 +12,8 @@ from handmade import Json, backward, forward, scalar, tensor, write
 
 from precdiag.align import pair
 from precdiag.arbiter import arbitrate
-from precdiag.compare import Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import Comparison
 from precdiag.document import comparison_document
 from precdiag.dump import read_dump
 from precdiag.judge import Policy, judge

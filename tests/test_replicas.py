@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from handmade import Json, forward, tensor, write
 
-from precdiag.compare import Comparison
+from precdiag.comparison import Comparison
 from precdiag.document import comparison_document
 from precdiag.errors import UsageError
 from precdiag.judge import Policy

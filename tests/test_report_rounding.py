@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from handmade import forward, scalar, tensor, write
 
-from precdiag.compare import Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import Comparison
 from precdiag.judge import Policy
 from precdiag.report import comparison_text
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from precdiag.align import pair
-from precdiag.compare import Comparison
 from precdiag.compare_tables import compare_tables
+from precdiag.comparison import Comparison
 from precdiag.document import comparison_document
 from precdiag.dump import read_dump
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError

@@ -14,7 +14,8 @@ import torch
 from handmade import forward, tensor, write
 
 from precdiag import tensorfiles
-from precdiag.compare import Comparison, compare
+from precdiag.compare import compare
+from precdiag.comparison import Comparison
 from precdiag.errors import UsageError
 from precdiag.judge import Policy
 from precdiag.tensorfiles import FilePair, compare_all, is_same_archive

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from handmade import backward, forward, tensor, write
 
-from precdiag.compare import Calls, Comparison, compare
+from precdiag.compare import Calls, compare
+from precdiag.comparison import Comparison
 from precdiag.errors import UsageError
 from precdiag.judge import Policy
 from precdiag.view import View
