@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from precdiag.collection import SIDES, Side, SideCommand
-from precdiag.config import CollectSettings
 from precdiag.session import Request
+from precdiag.settings import CollectSettings
 
 _MEGATRON = ("megatron", "mindspeed-llm-fsdp2", "mindspeed-mm")
 _TRAINER = ("hf-stdout", "hf-trainer-state", "llamafactory-jsonl", "ms-swift")

@@ -17,9 +17,9 @@ from precdiag.errors import EXIT_CANNOT_LOOK, PrecdiagError, UsageError
 
 if TYPE_CHECKING:
     from precdiag.comparison import Comparison
-    from precdiag.config import CompareSettings
     from precdiag.judge import Policy
     from precdiag.session import Request
+    from precdiag.settings import CompareSettings
 
 # 128 + SIGINT, as shells report a program that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
@@ -146,7 +146,7 @@ def compare(
     from precdiag.compare import compare as run
     from precdiag.compare_layouts import compare_layouts
     from precdiag.compare_tables import compare_tables
-    from precdiag.config import CompareSettings, load
+    from precdiag.config import load
     from precdiag.document import comparison_document
     from precdiag.engine import Engine
     from precdiag.installed import find_msprobe
@@ -156,6 +156,7 @@ def compare(
     from precdiag.replicas import compare_replicas
     from precdiag.report import comparison_text, config_text, json_text, progress_on_stderr, show
     from precdiag.repro import check_unused
+    from precdiag.settings import CompareSettings
     from precdiag.tablefile import holds_tables
     from precdiag.view import View
     from precdiag.workers import Resources, available
@@ -264,11 +265,12 @@ def nan_(
     Masks of -inf that a softmax turns finite are no fault. Exits 0 when every value is finite, 1 when one is not, 2
     when that cannot be told.
     """
-    from precdiag.config import NanSettings, load
+    from precdiag.config import load
     from precdiag.document_nan import survey_document
     from precdiag.parts import Selection
     from precdiag.report import config_text, json_text, show
     from precdiag.report_nan import survey_text
+    from precdiag.settings import NanSettings
     from precdiag.survey import survey
 
     if log is None:
@@ -375,7 +377,7 @@ def localize(
 
     Exits 0 when the curves are healthy, 1 when something is wrong, 2 when there is too little to tell.
     """
-    from precdiag.config import CollectSettings, LocalizeSettings, load
+    from precdiag.config import load
     from precdiag.document_localize import localization_document, series_document
     from precdiag.localize import localize as look
     from precdiag.localize import logs_of
@@ -384,6 +386,7 @@ def localize(
     from precdiag.report import config_text, json_text, progress_on_stderr, show
     from precdiag.report_localize import localization_text, series_text
     from precdiag.search import search
+    from precdiag.settings import CollectSettings, LocalizeSettings
     from precdiag.sides import Given, find_sides
 
     flags = {
@@ -497,10 +500,11 @@ def collect(
     from precdiag.collect import collect as run
     from precdiag.collect import node_of, side_commands
     from precdiag.collection import document
-    from precdiag.config import CollectSettings, load
+    from precdiag.config import load
     from precdiag.report import config_text, json_text, show
     from precdiag.report_collect import collection_text
     from precdiag.session import request_of
+    from precdiag.settings import CollectSettings
 
     flags = {
         "out": out,

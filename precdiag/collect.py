@@ -28,7 +28,6 @@ from precdiag.collection import (
     document,
     settle,
 )
-from precdiag.config import CollectSettings
 from precdiag.environment import DETERMINISTIC_VARIABLES
 from precdiag.errors import PrecdiagError, UsageError
 from precdiag.launch import Command, Ended, check_command, run_all, split_command
@@ -36,6 +35,7 @@ from precdiag.proof import every_step_is_there, prove
 from precdiag.receipts import progress_lines
 from precdiag.rerun import check_determinism, check_observer
 from precdiag.session import SETTINGS, Request, check_path, hook_environment, request_in, write_json, write_session
+from precdiag.settings import CollectSettings
 
 # Room that a collection is refused below: one step of statistics of a large model.
 LEAST_FREE_BYTES = 64 * 2**20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from precdiag.config import CompareSettings
 from precdiag.errors import UsageError
+from precdiag.settings import CompareSettings
 
 REPLICAS, TABLES, LAYOUTS, MSPROBE, NATIVE = (
     "--replicas",

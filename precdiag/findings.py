@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from precdiag.config import Thresholds
 from precdiag.curves import Event, LossLog, Series
+from precdiag.settings import Thresholds
 
 LOWEST_SCALE = 1.0
 """Megatron-LM's --min-loss-scale and DeepSpeed's min_loss_scale: by default the scale goes no lower."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from precdiag.config import LocalizeSettings
 from precdiag.culprit import Progress, Seen, dumped_steps, inspect, one_sided_steps
 from precdiag.curves import LossLog
 from precdiag.errors import EXIT_CANNOT_LOOK, EXIT_FOUND, EXIT_NOTHING_FOUND, UsageError
@@ -13,6 +12,7 @@ from precdiag.findings import Signal, moment
 from precdiag.iterations import Repeat, StepMap, repeats, step_map
 from precdiag.loss import CurveVerdict, StepChoice, Verdict, judge_curves, steps_to_dump
 from precdiag.losslog import read_curves
+from precdiag.settings import LocalizeSettings
 from precdiag.sides import Side, Sides
 
 Outcome = Verdict | Literal["incomplete"]

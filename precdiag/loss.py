@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from precdiag.acceptance import Against, against_baseline
-from precdiag.config import Thresholds
 from precdiag.curves import LossLog, Series
 from precdiag.findings import Finding, Signal, find_nan, moment, side_signals
+from precdiag.settings import Thresholds
 from precdiag.shape import find_broken_grad, find_plateau, find_spikes
 
 Verdict = Literal["nan", "spike", "non-convergence", "broken-grad", "diverged", "healthy", "too-short", "no-data"]

@@ -10,7 +10,6 @@ from pathlib import Path
 from precdiag.advice import COUNTED_BY_FRAMEWORK, collect_command, side_command
 from precdiag.collect import side_commands
 from precdiag.collection import Side, SideCommand
-from precdiag.config import CollectSettings
 from precdiag.cost import Cost, estimate
 from precdiag.culprit import Seen
 from precdiag.errors import UnreadableError, UsageError
@@ -18,6 +17,7 @@ from precdiag.evidence import BYTES, CHECKSUM
 from precdiag.layout import open_run
 from precdiag.localize import Curves, Localization
 from precdiag.session import Request, request_of
+from precdiag.settings import CollectSettings
 from precdiag.sides import Sides
 
 EXACT = frozenset({"structure", "shape", "dtype", "argument", "requires_grad"})

@@ -9,7 +9,6 @@ from pathlib import Path
 from precdiag.campaign import Plan, Stage, StageError, Stages, check_same, read_plan
 from precdiag.collection import SIDES, SideCommand
 from precdiag.collection import Side as SideName
-from precdiag.config import CollectSettings, LocalizeSettings
 from precdiag.culprit import Culprit, Progress, Seen, dumped_steps, inspect
 from precdiag.dump import read_dump
 from precdiag.errors import UsageError
@@ -20,6 +19,7 @@ from precdiag.localize import EXIT, Curves, Localization, conclude, look, of_run
 from precdiag.nextstep import at_window, coarsest, known_commands, spread, tensors_around
 from precdiag.rows import CHECKSUM_CRC
 from precdiag.session import Level, Request, request_of
+from precdiag.settings import CollectSettings, LocalizeSettings
 from precdiag.sides import Given, Side, Sides, find_sides
 
 ALONE = "with one side alone only a NaN can be traced further: give the baseline's command, or its dump"

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from precdiag.config import CollectSettings, parse_integers
 from precdiag.errors import UsageError
+from precdiag.settings import CollectSettings, parse_integers
 
 # msprobe's FileChecker (core/common/const.py, FILE_VALID_PATTERN) refuses every other path.
 MSPROBE_PATH = re.compile(r"[a-zA-Z0-9_.:/-]")

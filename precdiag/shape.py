@@ -7,9 +7,9 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from precdiag.config import Thresholds
 from precdiag.curves import LossLog, Series
 from precdiag.findings import Finding, Signal, moment
+from precdiag.settings import Thresholds
 
 Floats = npt.NDArray[np.float64]
 

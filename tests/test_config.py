@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from precdiag import config
-from precdiag.config import CompareSettings, Loaded, Section, Texts, load, parse_integers
+from precdiag.config import Loaded, load
 from precdiag.errors import EXIT_CANNOT_LOOK, UsageError
+from precdiag.settings import CompareSettings, Section, Texts, parse_integers
 
 
 def compare(

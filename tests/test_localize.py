@@ -22,12 +22,12 @@ from trainings import FAULTS, SCRIPT, command, pair
 
 from precdiag.advice import collect_command, integers_text, side_command
 from precdiag.collection import SideCommand
-from precdiag.config import CollectSettings, LocalizeSettings, parse_integers
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.iterations import repeats, step_map
 from precdiag.localize import localize
 from precdiag.nextstep import advise, spread
 from precdiag.session import Request
+from precdiag.settings import CollectSettings, LocalizeSettings, parse_integers
 from precdiag.sides import Given, find_sides
 
 Real = Callable[[str], Path]

@@ -12,10 +12,10 @@ from curves import falling, log, series
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdiag.config import Thresholds
 from precdiag.curves import Event, LossLog
 from precdiag.loss import CurveVerdict, judge_curves, steps_to_dump
 from precdiag.losslog import read_curves
+from precdiag.settings import Thresholds
 
 LOGS = Path(__file__).parent / "data" / "loss_logs"
 ANSWERS: dict[str, dict[str, Any]] = json.loads((LOGS / "answers.json").read_text())

@@ -18,11 +18,11 @@ from trainings import FAULTS, SCRIPT, command
 from precdiag import campaign
 from precdiag.collect import collect
 from precdiag.collection import SideCommand
-from precdiag.config import CollectSettings, LocalizeSettings
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
 from precdiag.localize import Localization
 from precdiag.search import search
 from precdiag.session import Request, write_session
+from precdiag.settings import CollectSettings, LocalizeSettings
 from precdiag.sides import Given
 
 Asked = list[tuple[Request, tuple[str, ...]]]
