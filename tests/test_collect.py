@@ -352,9 +352,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def collect_pair(folder: Path) -> None:
     secrets = {"MY_API_KEY": "sk-hunter2", "PROXY": "http://me:hunter2@proxy:1"}
+    one, two = ({"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count} for count in "12")  # torch heeds MKL's first
     sides = {
-        "baseline": (train("tokens"), {"OMP_NUM_THREADS": "1", "WANDB_TOKEN": "hunter2"}),
-        "candidate": (train("tokens"), {"OMP_NUM_THREADS": "2", "TEST_TOKEN": "4", "TEST_TF32": "1", **secrets}),
+        "baseline": (train("tokens"), {**one, "WANDB_TOKEN": "hunter2"}),
+        "candidate": (train("tokens"), {**two, "TEST_TOKEN": "4", "TEST_TF32": "1", **secrets}),
     }
     both_sides(folder, sides, {"seed": 3, "deterministic": True}, repeat=True, observe=True, parallel=True)
 

@@ -81,7 +81,8 @@ def test_one_device_shows_no_block_but_says_how_to_get_it(real: Real) -> None:
     assert not comparison.cross_device
     text = shown(comparison)
     assert "nothing beyond rounding" not in text
-    assert f"next if the sides ran on two devices: precdiag compare {folder / 'gpu'}" in text.replace("- ", "-")
+    said = f"next if the sides ran on two devices: precdiag compare {folder / 'gpu'}"
+    assert said.replace(" ", "") in text.replace(" ", "")  # a long path is broken where the line ends
 
 
 def test_a_collection_from_two_kinds_of_device_shows_it_by_itself(real: Real, tmp_path: Path) -> None:
