@@ -80,6 +80,18 @@ def test_the_two_commands_alone_lead_to_the_call_and_a_finished_stage_is_not_run
     assert json.loads(again.stdout)["first_cause"] == cause
 
 
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "batch"])
+def test_every_other_planted_fault_is_reached_with_real_processes_too(tmp_path: Path, fault: str) -> None:
+    found = search(Given(), settings(tmp_path / "s"), two(fault), quiet)
+    verdict, step, dump_step, kind, call, line = CHAINS[fault]
+    assert found.seen.culprit is not None and found.seen.culprit.source is not None
+    assert (found.verdict, found.step, found.exit_code) == (verdict, step, 1)
+    row = found.seen.culprit.row
+    assert (row.step, found.seen.culprit.kind, row.call) == (dump_step, kind, call)
+    assert found.seen.culprit.source.line == line_of(line)
+    assert found.curves.repeat is None or found.curves.repeat.same is True
+
+
 def test_a_run_of_which_every_step_is_there_is_not_waited_for(tmp_path: Path) -> None:
     script = SideCommand((sys.executable, str(SCRIPT.with_name("train.py")), "plain", "1000000"))
     left = collect(tmp_path / "x", Request(steps=(0, 2)), {"candidate": script}, quiet=True, no_longer=True)
