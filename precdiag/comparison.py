@@ -67,7 +67,6 @@ class PartResult:
     symptoms: tuple[Row, ...] = ()
     symptom_count: int = 0
     blocking: int = 0
-    unknown_before: int = 0
     reasons: tuple[tuple[str, int], ...] = ()
     evidence: int = NOTHING
     bound: Bound = field(default_factory=Bound)

@@ -86,7 +86,6 @@ def summary(
         symptoms=_rows(judged, symptoms[:limit]),
         symptom_count=len(symptoms),
         blocking=len(blocking),
-        unknown_before=int((blocking < line).sum()),
         reasons=tuple(rows["reason"].iloc[blocking].value_counts().sort_index().items()),
         evidence=int(evidence.min()) if len(evidence) else NOTHING,
         bound=replace(_bound(judged), scaled=None if rounding is None else rounding.largest),

@@ -316,7 +316,3 @@ def _next(comparison: Comparison) -> list[str]:
         return []
     step = 0 if comparison.cause.row.step is None else comparison.cause.row.step
     return [f"precdiag collect --task tensor --step {step} --list {comparison.cause.row.call} --out DIR …"]
-
-
-def _text(value: int | None) -> str:
-    return "-" if value is None else str(value)
