@@ -40,20 +40,18 @@ def find_cause(
     judged: Judged,
     recognised: Mapping[int, str],
     *,
-    gradients_were_equal: bool = False,
     replaced: tuple[Replaced, ...] = (),
 ) -> Cause | None:
     """Name the first cause among the lines of one step and rank, None where nothing differs.
 
-    `recognised`: one-sided calls that are no divergence (onesided.recognise). `gradients_were_equal`: an earlier step
-    was compared, nothing differed there, and gradients were among it; then a parameter that differs is an update. Rows
-    that are unknown are never a cause. `replaced`: the regions (replaced.judge_regions), for their reasons.
+    `recognised`: one-sided calls that are no divergence (onesided.recognise). Rows that are unknown are never a cause.
+    `replaced`: the regions (replaced.judge_regions), for their reasons.
     """
     one_sided = unexplained(judged, recognised)
     line = _first_line(judged, one_sided)
     if line is None:
         return None
-    kind, why, following = explain(judged, line, gradients_were_equal, replaced)
+    kind, why, following = explain(judged, line, replaced)
     row = replace(row_of(judged, line), kind=kind)
     if kind == "structure" and judged.pairing.calls["how"].iat[int(judged.rows["call"].iat[line])] == "":
         row = replace(row, name=row.call, slot=None)

@@ -9,10 +9,9 @@ from itertools import groupby
 from pathlib import Path
 
 from precdiag.align import pair
-from precdiag.cause import as_update
 from precdiag.collected import notes_on_collection
 from precdiag.comparison import Comparison, PartResult
-from precdiag.conclude import _unless_mispaired, conclude, conclude_part
+from precdiag.conclude import _unless_mispaired, behind, conclude, conclude_part
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.evidence import NOT_LOOKED_AT_REASON, Effort
 from precdiag.judge import Judged, Policy, judge
@@ -83,10 +82,10 @@ def compare(
     for _, of_step in groupby(found, lambda one: (one[0][0].stage, one[0][0].step)):
         decided = any(result.cause is not None for result in results)
         here: list[PartResult] = []
-        for (left, _), result in of_step:
-            before = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == left.rank)
+        for _, result in of_step:  # fitted to those before it only here: parts are compared in any order
             room = max(limit - sum(len(result.symptoms) for result in (*results, *here)), 0)
-            here.append(_settled(result, room, gradients_were_equal=before))
+            result = replace(result, symptoms=result.symptoms[:room], hidden=result.hidden[:room])
+            here.append(behind(results, result))
         if decided or all(result.cause is None for result in here):  # no order of ranks to be told at this step
             here = [replace(result, communications=()) for result in here]
         results += here
@@ -117,10 +116,10 @@ def compare_part(
         return PartResult(baseline, candidate, error=str(error))
     told = (lambda done, total: None) if progress is None else partial(progress, baseline.label)
     judged = judge(left, right, pairing, policy, told, Effort(resources.workers, first))
-    result = conclude_part(judged, policy, limit, gradients_were_equal=False)
+    result = conclude_part(judged, policy, limit)
     if result.cause is None and NOT_LOOKED_AT_REASON in dict(result.reasons):  # what stopped it was explained away
         judged = judge(left, right, pairing, policy, told, Effort(resources.workers))
-        result = conclude_part(judged, policy, limit, gradients_were_equal=False)
+        result = conclude_part(judged, policy, limit)
     return result
 
 
@@ -129,7 +128,7 @@ def _judged_by(judging: Judging, baseline: Part, candidate: Part, policy: Policy
         judged = judging(baseline, candidate)
     except UnreadableError as error:
         return PartResult(baseline, candidate, error=str(error))
-    return conclude_part(judged, policy, limit, gradients_were_equal=False)
+    return conclude_part(judged, policy, limit)
 
 
 def _compare_pair(
@@ -143,12 +142,3 @@ def _compare_pair(
     first: bool,
 ) -> PartResult:
     return compare_part(*pair_of_parts, policy, limit, progress, resources, calls, first)
-
-
-def _settled(result: PartResult, room: int, *, gradients_were_equal: bool) -> PartResult:
-    """Fit a part's own result to the parts before it: how many rows there is room for, and what made a weight differ.
-
-    Parts are compared in any order, so neither can be known there.
-    """
-    cause = as_update(result.cause) if result.cause is not None and gradients_were_equal else result.cause
-    return replace(result, cause=cause, symptoms=result.symptoms[:room], hidden=result.hidden[:room])

@@ -10,7 +10,7 @@ from precdiag.align import pair
 from precdiag.cause import Cause
 from precdiag.compare import Calls, Progress
 from precdiag.comparison import Comparison, PartResult
-from precdiag.conclude import conclude, conclude_part
+from precdiag.conclude import behind, conclude, conclude_part
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.evidence import ARGUMENT, DIFFERENT, SHAPE, UNKNOWN
@@ -65,9 +65,8 @@ def compare_layouts(
             continue
         judged = judge(*dumps, pairing, policy, partial(progress, left.label))
         judged = unsharded(judged) if sharded else judged
-        equal = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == left.rank)
         room = max(limit - sum(len(result.symptoms) for result in results), 0)
-        result = conclude_part(judged, policy, room, equal)
+        result = behind(results, conclude_part(judged, policy, room))
         results.append(replace(result, notes=(*result.notes, *_whereabouts(judged, result.cause))))
     return conclude(baseline, candidate, policy, limit, tuple(results), alone, tuple(said))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from precdiag.comparison import Comparison, PartResult
-from precdiag.conclude import conclude, conclude_part
+from precdiag.conclude import behind, conclude, conclude_part
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.judge import Policy
 from precdiag.judge_table import judge_table, limits_of
@@ -26,20 +26,19 @@ def compare_tables(
     """
     results: list[PartResult] = []
     for file in _selected(find_tables(paths), selection):
-        before = any(r.has_gradients and r.cause is None for r in results if r.baseline.rank == file.part.rank)
-        results.append(_result(file, policy, limit, before))
+        results.append(behind(results, _result(file, policy, limit)))
     where = paths[0] if len(paths) == 1 else results[0].baseline.folder
     return replace(conclude(where, where, policy, limit, tuple(results), (), ()), of_tables=True)
 
 
-def _result(file: TableFile, policy: Policy, limit: int, gradients_were_equal: bool) -> PartResult:
+def _result(file: TableFile, policy: Policy, limit: int) -> PartResult:
     try:
         table = read_table(file)
     except UnreadableError as error:
         return PartResult(file.part, file.part, error=str(error))
     judged = judge_table(table, policy)
     judged = replace(judged, notes=(*judged.notes, *limits_of(table)))
-    return conclude_part(judged, policy, limit, gradients_were_equal)
+    return conclude_part(judged, policy, limit)
 
 
 def _selected(files: tuple[TableFile, ...], selection: Selection | None) -> list[TableFile]:

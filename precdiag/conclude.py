@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from precdiag.alignment import Alignment, alignment_of
 from precdiag.batches import given_to, option_of, proposed_partners
-from precdiag.cause import Cause, find_cause
+from precdiag.cause import Cause, as_update, find_cause
 from precdiag.comparison import DIVERGED, NO_DIVERGENCE, NOT_COMPARABLE, Bound, Comparison, Coverage, PartResult
 from precdiag.devices import on_two_devices
 from precdiag.evidence import BASELINE_ONLY, CANDIDATE_ONLY, DIFFERENT, EQUAL, EXCLUDED, NOTHING, UNKNOWN
@@ -30,17 +30,27 @@ if TYPE_CHECKING:
 _ROWS_BEFORE, _ROWS_BEHIND = 2, 3
 
 
-def conclude_part(judged: Judged, policy: Policy, limit: int, gradients_were_equal: bool) -> PartResult:
+def conclude_part(judged: Judged, policy: Policy, limit: int) -> PartResult:
     """Name the first cause of one judged pair of parts, and keep what the report needs of it."""
     replaced = judge_regions(judged)
     recognised = explained_calls(replaced, recognise(judged))
-    cause = find_cause(judged, recognised, gradients_were_equal=gradients_were_equal, replaced=replaced)
+    cause = find_cause(judged, recognised, replaced=replaced)
     fresh = judged.baseline.part.step in (None, 0)
     rounding = find_rounding(judged, cause, fresh=fresh, scrutiny=policy.scrutiny)
     if cause is not None:
         cause = explained_cause(cause, rounding)
     banded = in_band_of_noise(judged, policy)
     return replace(summary(banded, recognised, cause, rounding, policy, limit), rounding=rounding, replaced=replaced)
+
+
+def behind(earlier: Iterable[PartResult], result: PartResult) -> PartResult:
+    """Return a part's result as it is behind earlier steps: where nothing differed at one of its rank, and gradients
+    were among it, a parameter that differs is an update.
+    """
+    equal = any(
+        each.has_gradients and each.cause is None for each in earlier if each.baseline.rank == result.baseline.rank
+    )
+    return replace(result, cause=as_update(result.cause)) if equal and result.cause is not None else result
 
 
 def summary(

@@ -28,6 +28,11 @@ _NOT_PROOF = "statistics are not proof: they may still differ in order or in sin
 _DTYPE_NEXT = "check autocast and the dtype the model was built or loaded with"
 _GRAD_NEXT = "check which parameters are frozen, and no_grad blocks"
 PARAMETER_KIND = "parameter"
+_PARAMETER = (
+    PARAMETER_KIND,
+    "the parameter differs before the call computes",
+    "compare how the two sides initialise or load this weight (seed, checkpoint, conversion)",
+)
 # Kind, why and what to do next of a parameter that differs after a step whose gradients were equal.
 UPDATE = (
     "update",
@@ -38,9 +43,7 @@ UPDATE_STATS = "; collect both sides with --update-stats to be told which of the
 _TWO_PATHS = "read the two code paths at this line side by side"
 
 
-def explain(
-    judged: Judged, line: int, gradients_were_equal: bool, replaced: tuple[Replaced, ...] = ()
-) -> tuple[str, str, str]:
+def explain(judged: Judged, line: int, replaced: tuple[Replaced, ...] = ()) -> tuple[str, str, str]:
     """Return kind, why and what to do next: the first kind of DESIGN's list that fits."""
     aspects = int(judged.rows["aspects"].iat[line])
     state = int(judged.rows["state"].iat[line])
@@ -61,7 +64,7 @@ def explain(
     dump, at = side_of(judged, line)
     io = int(dump.rows["io"].iat[at])
     if io == PARAMETER or (io == INPUT and is_parameter(judged, line)):
-        return _explain_parameter(gradients_were_equal)
+        return _PARAMETER
     if io == INPUT:
         return _explain_input(judged, line)
     return _explain_output(judged, line)
@@ -93,16 +96,6 @@ def _explain_one_sided(judged: Judged, line: int, state: int, replaced: tuple[Re
     if int(dump.rows["io"].iat[at]) == OUTPUT:
         return "structure", f"only the {here} returned this value", _TWO_PATHS
     return "argument", f"only the {here} passed this argument", "align the argument"
-
-
-def _explain_parameter(gradients_were_equal: bool) -> tuple[str, str, str]:
-    if gradients_were_equal:
-        return UPDATE
-    return (
-        PARAMETER_KIND,
-        "the parameter differs before the call computes",
-        "compare how the two sides initialise or load this weight (seed, checkpoint, conversion)",
-    )
 
 
 def _explain_input(judged: Judged, line: int) -> tuple[str, str, str]:
