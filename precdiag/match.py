@@ -71,7 +71,7 @@ def match_calls(baseline: Dump, candidate: Dump, renames: Renames) -> Matched:
     moved = np.repeat([False, True], [len(at), len(more[0])])
     at, against = np.concatenate([at, more[0]]), np.concatenate([against, more[1]])
     _require_common(sides, at, against, baseline, candidate)
-    how = _how(subjects[0].to_numpy()[at], names[0][at] == names[1][against], renames)
+    how = _how(subjects[0].iloc[at], names[0][at] == names[1][against], renames)
     how[np.isin(at, forced[0])] = MAP
     return Matched(at, against, how, moved, stopped)
 
@@ -139,13 +139,13 @@ def _learnt(baseline: Dump, candidate: Dump, subjects: _Subjects, own: pd.Series
     return learn(zip(*found, strict=True))
 
 
-def _how(subjects: np.ndarray, same_name: np.ndarray, renames: Renames) -> np.ndarray:
+def _how(subjects: pd.Series[str], same_name: np.ndarray, renames: Renames) -> np.ndarray:
     import numpy as np
 
     how = np.where(same_name, NAME, SEQUENCE).astype(object)
     for table, word in ((renames.learnt, SEQUENCE), (renames.bridged, PREFIX), (renames.mapped, MAP)):
         if table:
-            how[np.isin(subjects, list(table))] = word
+            how[subjects.isin(table).to_numpy()] = word
     return how
 
 
