@@ -111,14 +111,15 @@ def _by_name(baseline: Dump, candidate: Dump, left: np.ndarray, right: np.ndarra
     if len(left) == len(right) and bool((left == right).all()):
         everything = np.arange(len(left))
         return Matched(everything, everything, np.full(len(left), NAME, object), np.zeros(len(left), bool))
-    if not any(skips_counters(dump.calls) for dump in (baseline, candidate)):
+    skips = skips_counters(baseline.calls), skips_counters(candidate.calls)
+    if not any(skips):
         return None
     positions = pd.Index(right).get_indexer(pd.Index(left))
     at = np.flatnonzero(positions >= 0)
     against = positions[at]
-    for dump, size in ((baseline, len(left)), (candidate, len(right))):
-        if skips_counters(dump.calls) and len(at) == size and bool((np.diff(against) > 0).all()):
-            return Matched(at, against, np.full(len(at), NAME, object), np.zeros(len(at), bool))
+    has_all = (skips[0] and len(at) == len(left)) or (skips[1] and len(at) == len(right))
+    if has_all and bool((np.diff(against) > 0).all()):
+        return Matched(at, against, np.full(len(at), NAME, object), np.zeros(len(at), bool))
     return None
 
 
