@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from precdiag.dump import Dump
@@ -42,24 +43,34 @@ def renamed_subjects(subjects: pd.Series[str], renamed: Mapping[str, str]) -> pd
     return subjects.map(lambda own: renamed.get(own, own)) if renamed else subjects
 
 
-def sequences(
-    baseline: Dump, candidate: Dump, left: pd.Series[str], right: pd.Series[str]
-) -> tuple[Sequence, Sequence]:
-    """Return the two sides' calls as sequences that can be aligned, given their keys."""
+def contents(baseline: Dump, candidate: Dump) -> tuple[Sequence, Sequence]:
+    """Return the two sides' calls as sequences that have yet to be keyed: `whole` is of their rows alone."""
     import numpy as np
     import pandas as pd
 
-    keys = pd.factorize(pd.concat([left, right], ignore_index=True))[0].astype(np.int64)
     both = pd.concat([names_of(baseline.calls), names_of(candidate.calls)], ignore_index=True)
     names = pd.factorize(both)[0].astype(np.int64)
     checked = all((dump.rows["checksum_kind"] != CHECKSUM_NONE).any() for dump in (baseline, candidate))
     parts = []
-    for dump, here in ((baseline, slice(0, len(left))), (candidate, slice(len(left), None))):
+    for dump, own in zip((baseline, candidate), np.split(names, [len(baseline.calls)]), strict=True):
         shapes, values = _row_prints(dump, checked)
         call = dump.rows["call"].cat.codes.to_numpy(dtype=np.int64)
-        whole = _summed(call, values, len(dump.calls)) ^ pd.util.hash_array(keys[here])
-        tables = (_by_call(call, column, len(dump.calls)) for column in (values, shapes))
-        parts.append(Sequence(keys[here], whole, names[here], *tables))
+        whole = _summed(call, values, len(own))
+        tables = (_by_call(call, column, len(own)) for column in (values, shapes))
+        parts.append(Sequence(np.zeros(len(own), dtype=np.int64), whole, own, *tables))
+    return parts[0], parts[1]
+
+
+def keyed(sides: tuple[Sequence, Sequence], left: pd.Series[str], right: pd.Series[str]) -> tuple[Sequence, Sequence]:
+    """Return such sequences so that they can be aligned, given their keys."""
+    import numpy as np
+    import pandas as pd
+
+    keys = pd.factorize(pd.concat([left, right], ignore_index=True))[0].astype(np.int64)
+    parts = [
+        replace(side, key=own, whole=side.whole ^ pd.util.hash_array(own))
+        for side, own in zip(sides, np.split(keys, [len(left)]), strict=True)
+    ]
     return parts[0], parts[1]
 
 

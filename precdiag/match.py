@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from precdiag.bridge import Renames, bridge, learn, orphans
 from precdiag.dump import Dump
 from precdiag.errors import UnreadableError
-from precdiag.identity import names_of, renamed_subjects, sequences, skips_counters, subjects_of
+from precdiag.identity import contents, keyed, names_of, renamed_subjects, skips_counters, subjects_of
 from precdiag.sequence import Sequence, align_sequences
 
 if TYPE_CHECKING:
@@ -57,13 +57,14 @@ def match_calls(baseline: Dump, candidate: Dump, renames: Renames) -> Matched:
     mapped = renamed_subjects(subjects[0], renames.mapped)
     renames = replace(renames, bridged=bridge(mapped.unique(), subjects[1].unique()))
     ours = renamed_subjects(subjects[0], renames.all)
-    sides = _sides(baseline, candidate, (ours, subjects[1]), forced)
+    unkeyed = contents(baseline, candidate)
+    sides = keyed(unkeyed, *_keys(baseline, candidate, (ours, subjects[1]), forced))
     at, against = align_sequences(*sides)
     if all(orphans(ours.unique(), subjects[1].unique())):
-        renames = replace(renames, learnt=_learnt(baseline, candidate, (ours, subjects[1]), subjects[0]))
+        renames = replace(renames, learnt=_learnt(baseline, candidate, unkeyed, (ours, subjects[1]), subjects[0]))
         if renames.learnt:
             ours = renamed_subjects(subjects[0], renames.all)
-            sides = _sides(baseline, candidate, (ours, subjects[1]), forced)
+            sides = keyed(unkeyed, *_keys(baseline, candidate, (ours, subjects[1]), forced))
             at, against = align_sequences(*sides)
     stopped, kept = _extent(at, against, *map(len, names))
     at, against = at[kept], against[kept]
@@ -93,12 +94,12 @@ def _forced(names: _Positions, forced: Mapping[str, str]) -> _Positions:
     return at[both], against[both]
 
 
-def _sides(baseline: Dump, candidate: Dump, subjects: _Subjects, forced: _Positions) -> tuple[Sequence, Sequence]:
-    """Both sides as sequences, their keys being subject and direction; calls that the user paired have their own."""
+def _keys(baseline: Dump, candidate: Dump, subjects: _Subjects, forced: _Positions) -> _Subjects:
+    """Both sides' keys: subject and direction; calls that the user paired have their own."""
     keys = (subjects[0] + "." + baseline.calls["phase"], subjects[1] + "." + candidate.calls["phase"])
     for key, positions in zip(keys, forced, strict=True):
         key.iloc[positions] = [f"forced {number}" for number in range(len(positions))]
-    return sequences(baseline, candidate, *keys)
+    return keys
 
 
 def _by_name(baseline: Dump, candidate: Dump, left: np.ndarray, right: np.ndarray) -> Matched | None:
@@ -123,10 +124,16 @@ def _by_name(baseline: Dump, candidate: Dump, left: np.ndarray, right: np.ndarra
     return None
 
 
-def _learnt(baseline: Dump, candidate: Dump, subjects: _Subjects, own: pd.Series[str]) -> dict[str, str]:
+def _learnt(
+    baseline: Dump,
+    candidate: Dump,
+    unkeyed: tuple[Sequence, Sequence],
+    subjects: _Subjects,
+    own: pd.Series[str],
+) -> dict[str, str]:
     """Align once more with modules that only one side knows by their class, and see which stand in one place.
 
-    `subjects`: of both sides, renamed as far as known; `own`: the baseline's as they are.
+    `unkeyed`: both sides without keys; `subjects`: of both, renamed as far as known; `own`: the baseline's as they are.
     """
     unknown = orphans(subjects[0].unique(), subjects[1].unique())
     keys, alone = [], []
@@ -134,7 +141,7 @@ def _learnt(baseline: Dump, candidate: Dump, subjects: _Subjects, own: pd.Series
         orphan = subject.isin(names)
         keys.append(subject.where(~orphan, "Module of " + frame["operation"]) + "." + frame["phase"])
         alone.append(orphan.to_numpy())
-    at, against = align_sequences(*sequences(baseline, candidate, *keys))
+    at, against = align_sequences(*keyed(unkeyed, *keys))
     both = alone[0][at] & alone[1][against]
     found = own.to_numpy()[at[both]].tolist(), subjects[1].to_numpy()[against[both]].tolist()
     return learn(zip(*found, strict=True))
