@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from precdiag.edits import common_runs
@@ -40,16 +40,11 @@ class Sequence:
 
     def part(self, begin: int, end: int) -> Sequence:
         """Return the calls from `begin` up to `end`."""
-        here = slice(begin, end)
-        return Sequence(self.key[here], self.whole[here], self.name[here], self.values[here], self.shapes[here])
+        return self.chosen(slice(begin, end))
 
-    def chosen(self, at: np.ndarray) -> Sequence:
+    def chosen(self, at: np.ndarray | slice) -> Sequence:
         """Return the calls at some positions."""
         return Sequence(self.key[at], self.whole[at], self.name[at], self.values[at], self.shapes[at])
-
-    def reversed(self) -> Sequence:
-        """Return the calls from the last to the first."""
-        return replace(self, key=self.key[::-1])
 
 
 _Gap = tuple[int, int, int, int]
@@ -79,8 +74,7 @@ def align_sequences(left: Sequence, right: Sequence) -> tuple[np.ndarray, np.nda
         pairs, inside = _solve(left, right, gap)
         found.append(pairs)
         gaps += inside
-    at = np.concatenate([pair[0] for pair in found]) if found else np.array([], dtype=np.int64)
-    against = np.concatenate([pair[1] for pair in found]) if found else at
+    at, against = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.argsort(at, kind="stable")
     return at[order], against[order]
 
@@ -161,7 +155,7 @@ def halved(left: Sequence, right: Sequence, cells: int = EXACT_CELLS) -> tuple[n
         return exact(left, right)
     middle = len(left.key) // 2
     upper, lower = left.part(0, middle), left.part(middle, len(left.key))
-    lengths = _lengths(upper.key, right.key) + _lengths(lower.reversed().key, right.reversed().key)[::-1]
+    lengths = _lengths(upper.key, right.key) + _lengths(lower.key[::-1], right.key[::-1])[::-1]
     ties = np.flatnonzero(lengths == lengths.max())
     wanted = np.flatnonzero(right.name == left.name[middle])
     near = int(wanted[0]) if len(wanted) else middle * len(right.key) // len(left.key)
