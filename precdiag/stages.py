@@ -50,16 +50,16 @@ def join_stages(dumps: Sequence[Dump], part: Part, chunks: int = 1, *, modules_o
             f"{part.label}: the dumps of pipeline stages name no modules, so their calls cannot be put in order",
             hint="collect at level L0 or mix",
         )
-    calls = pd.concat([_renamed(stage, staged) for stage in staged], ignore_index=True)
+    before = _layers_before(staged)
+    calls = pd.concat([_renamed(stage, staged, before) for stage in staged], ignore_index=True)
     rows = _rows(staged)
     left_out = (calls["kind"] == "Distributed") | (modules_only & (calls["module"] == ""))
     order = _order(calls, len(dumps))
     merged, rows = _merged(calls, rows, order[~left_out.to_numpy()[order]])
     stacks = {
-        new: dump.stack(old)
-        for dump, names in zip(dumps, _names_by_stage(calls, len(dumps)), strict=True)
-        for new, old in names
-        if dump.stack(old)
+        new: frames
+        for stage, new, old in zip(calls["stage"], calls["name"], calls["old"], strict=True)
+        if (frames := dumps[stage].stack(old))
     }
     return replace(
         dumps[0],
@@ -119,10 +119,9 @@ def _blocks(dump: Dump, chunks: int) -> pd.DataFrame:
     return calls
 
 
-def _renamed(stage: _Stage, stages: Sequence[_Stage]) -> pd.DataFrame:
+def _renamed(stage: _Stage, stages: Sequence[_Stage], before: Mapping[tuple[str, int, int], int]) -> pd.DataFrame:
     """Return a stage's calls under the names of the whole model; column old keeps their own."""
     calls = stage.calls.copy()
-    before = _layers_before(stages)
     module = [
         _whole_path(path, before, int(chunk), stage.number)
         for path, chunk in zip(calls["path"], calls["chunk"], strict=True)
@@ -240,9 +239,3 @@ def _merged(calls: pd.DataFrame, rows: pd.DataFrame, order: np.ndarray) -> tuple
         rows[column] = rows[column].astype("category")
     rows["order"] = begin_order(rows, merged["parent"].to_numpy(dtype=np.int64))
     return merged.drop(columns=["path", "batch", "backward", "chunk", "stage"]), rows.drop(columns=["at", "stage"])
-
-
-def _names_by_stage(calls: pd.DataFrame, count: int) -> list[list[tuple[str, str]]]:
-    return [
-        list(zip(own["name"], own["old"], strict=True)) for own in (calls[calls["stage"] == n] for n in range(count))
-    ]
