@@ -33,13 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 # Collectives that give every member of the group the same, and where they return it.
-AGREEING = {
-    "all_reduce": "output.0",
-    "all_gather": "output.0",
-    "all_gather_into_tensor": "output.0",
-    "_all_gather_base": "output.0",
-    "broadcast": "output.0",
-}
+_AGREEING = ("all_reduce", "all_gather", "all_gather_into_tensor", "_all_gather_base", "broadcast")
+_RETURNED = "output.0"
 _PARAMETER_NEXT = "look at what these ranks loaded or initialised, and at what broadcasts or updates it on them"
 _COLLECTIVE_NEXT = "look at the device and the link of this rank: its members must receive the same bytes"
 _UNDECIDED_NEXT = "compare this step with a trusted dump, or collect more replicas"
@@ -131,20 +126,19 @@ def _member(rank: int, dump: Dump, exchanged: Sequence[tuple[Meeting, Communicat
 
     rows, calls = dump.rows, dump.calls
     call = rows["call"].cat.codes.to_numpy()
+    slots = rows["slot"].cat.categories
     slot = rows["slot"].astype(str).to_numpy()
     forward = (calls["phase"] == "forward").to_numpy()[call]
     operation = calls["operation"].to_numpy()
     met = {communication.call: meeting for meeting, communication in exchanged if communication.peers is None}
     group = np.array([met[name][0] if name in met else "" for name in calls["name"]], dtype=object)
     parameter = (rows["io"] == PARAMETER).to_numpy().copy()
-    for name, slots in WEIGHT_SLOTS.items():
+    for name, weights in WEIGHT_SLOTS.items():
         if (operation == name).any():
-            parameter |= (operation == name)[call] & np.isin(slot, slots) & (rows["io"] == INPUT).to_numpy()
-    returned = np.zeros(len(rows), dtype=bool)
-    for name, place in AGREEING.items():
-        here = (operation == name) & (group != "")
-        if here.any():
-            returned |= here[call] & np.array([text == place or text.startswith(f"{place}.") for text in slot])
+            parameter |= (operation == name)[call] & np.isin(slot, weights) & (rows["io"] == INPUT).to_numpy()
+    agreeing = calls["operation"].isin(_AGREEING).to_numpy() & (group != "")
+    first_output = np.asarray((slots == _RETURNED) | slots.str.startswith(f"{_RETURNED}."))
+    returned = agreeing[call] & first_output[rows["slot"].cat.codes]
     keep = np.flatnonzero((parameter | returned) & forward & rows["tensor"].to_numpy())
     keep = keep[np.argsort(rows["order"].to_numpy()[keep])]
     names = np.array([str(met.get(name, name)) for name in calls["name"]], dtype=object)[call]
