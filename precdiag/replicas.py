@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,6 +156,8 @@ def _sets(members: Sequence[_Member], layout: Parallelism) -> list[list[_Member]
 
     Replicas agree on parameters, the members of a group on what its collectives returned.
     """
+    import numpy as np
+
     by_rank = {member.rank: member for member in members}
     shared: dict[tuple[int, ...], set[str]] = {}
     for ranks in layout.replicas(by_rank):
@@ -164,16 +167,14 @@ def _sets(members: Sequence[_Member], layout: Parallelism) -> list[list[_Member]
         there = tuple(rank for rank in members_of(group) if rank in by_rank)
         shared.setdefault(there, set()).add(group)
     return [
-        [_narrowed(by_rank[rank], groups_of_set) for rank in ranks]
+        [_kept(by_rank[rank], np.isin(by_rank[rank].groups, list(groups_of_set))) for rank in ranks]
         for ranks, groups_of_set in shared.items()
         if len(ranks) > 1
     ]
 
 
-def _narrowed(member: _Member, groups: set[str]) -> _Member:
-    import numpy as np
-
-    keep = np.isin(member.groups, list(groups))
+def _kept(member: _Member, keep: np.ndarray) -> _Member:
+    """Return a rank with some of its rows: bool of len(keys)."""
     dump = replace(member.dump, rows=member.dump.rows[keep].reset_index(drop=True))
     return replace(member, dump=dump, keys=member.keys[keep], groups=member.groups[keep])
 
@@ -220,14 +221,13 @@ def _judged(reference: _Member, other: _Member, policy: Policy, progress: Progre
     line = pd.Series(calls.index, index=calls["baseline"])
     rows = pd.DataFrame({"baseline": at, "candidate": partner[at], "call": line[call].to_numpy()})
     unnumbered = replace(reference.dump, part=replace(reference.dump.part, rank=None))
-    label = other.dump.part.label
-    pairing = Pairing(calls, rows)
-    return judge(unnumbered, other.dump, pairing, policy, lambda done, total: progress(label, done, total))
+    return judge(unnumbered, other.dump, Pairing(calls, rows), policy, partial(progress, other.dump.part.label))
 
 
 def _dispute(reference: _Member, members: Sequence[_Member], judged: Mapping[int, Judged]) -> _Dispute | None:
     """Find the first row, in the reference's order, on which a rank differs, and which ranks agree on it."""
-    firsts = {rank: at for rank, each in judged.items() if (at := _first(each)) is not None}
+    lines = {rank: line for rank, each in judged.items() if (line := _first_line(each)) is not None}
+    firsts = {rank: int(judged[rank].rows["baseline"].iat[line]) for rank, line in lines.items()}
     if not firsts:
         return None
     row = min(firsts.values())
@@ -244,9 +244,10 @@ def _dispute(reference: _Member, members: Sequence[_Member], judged: Mapping[int
     return _Dispute(int(reference.dump.rows["order"].iat[row]), tuple(ordered))
 
 
-def _first(judged: Judged) -> int | None:
+def _first_line(judged: Judged) -> int | None:
+    """Return the line of the first row in which a rank differs from the reference, None where there is none."""
     differ = judged.rows.index[judged.rows["state"] == DIFFERENT]
-    return int(judged.rows["baseline"].iat[differ[0]]) if len(differ) else None
+    return int(differ[0]) if len(differ) else None
 
 
 def _has(member: _Member, reference: _Member, row: int) -> bool:
@@ -259,29 +260,21 @@ def _by_rank(members: Sequence[_Member], rank: int) -> _Member:
 
 def _agree(left: _Member, right: _Member, key: str) -> bool:
     """Tell whether two ranks hold the same in the row of this key."""
-    judged = _judged(_only(left, key), _only(right, key), Policy(), lambda label, done, total: None)
-    return bool((judged.rows["state"] != DIFFERENT).all())
-
-
-def _only(member: _Member, key: str) -> _Member:
-    keep = member.keys == key
-    dump = replace(member.dump, rows=member.dump.rows[keep].reset_index(drop=True))
-    return replace(member, dump=dump, keys=member.keys[keep], groups=member.groups[keep])
+    one, other = (_kept(member, member.keys == key) for member in (left, right))
+    return _first_line(_judged(one, other, Policy(), lambda label, done, total: None)) is None
 
 
 def _cause(judged: Judged) -> Cause | None:
     """Describe the first row in which a rank differs from the ranks that agree."""
-    differ = judged.rows.index[judged.rows["state"] == DIFFERENT]
-    if not len(differ):
+    line = _first_line(judged)
+    if line is None:
         return None
-    line = int(differ[0])
     at = int(judged.rows["candidate"].iat[line])
     call = str(judged.candidate.rows["call"].iat[at])
     stack = stack_of(judged.candidate, call)
-    if int(judged.candidate.rows["io"].iat[at]) == OUTPUT:
-        row, next_step = replace(row_of(judged, line), kind="introduced"), _COLLECTIVE_NEXT
-    else:
-        row, next_step = replace(row_of(judged, line), kind="parameter"), _PARAMETER_NEXT
+    returned = int(judged.candidate.rows["io"].iat[at]) == OUTPUT
+    kind, next_step = ("introduced", _COLLECTIVE_NEXT) if returned else ("parameter", _PARAMETER_NEXT)
+    row = replace(row_of(judged, line), kind=kind)
     return Cause(row, source_of(stack), stack, "", next_step)
 
 
