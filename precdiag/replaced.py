@@ -85,7 +85,7 @@ def boundary_lines(judged: Judged, region: Region) -> np.ndarray:
     frame = judged.baseline.rows
     tensor = frame["tensor"].to_numpy()[at] & (frame["io"].to_numpy()[at] == place)
     both = ((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy()
-    here = (rows["call"] == _line_of(judged, "baseline", region.behind[0])).to_numpy()
+    here = judged.pairing.calls["baseline"].to_numpy()[rows["call"].to_numpy()] == region.behind[0]
     return np.flatnonzero(here & tensor & both)
 
 
@@ -124,8 +124,8 @@ def _judged(judged: Judged, region: Region, e: np.ndarray, u: np.ndarray, before
         tuple(str(dump.calls["name"].iat[call]) for call in calls)
         for dump, calls in ((judged.baseline, region.baseline), (judged.candidate, region.candidate))
     ]
-    inside = [_line_of(judged, "baseline", call) for call in region.baseline]
-    inside += [_line_of(judged, "candidate", call) for call in region.candidate]
+    calls = judged.pairing.calls
+    inside = np.flatnonzero(calls["baseline"].isin(region.baseline) | calls["candidate"].isin(region.candidate))
     return Replaced(
         name=region.name,
         note=region.note,
@@ -137,7 +137,7 @@ def _judged(judged: Judged, region: Region, e: np.ndarray, u: np.ndarray, before
         u=float(u[worst]) if worst >= 0 else float("nan"),
         explained=told,
         lines=tuple(lines.tolist()),
-        calls=tuple(inside),
+        calls=tuple(inside.tolist()),
     )
 
 
@@ -146,9 +146,3 @@ def _is_inside(judged: Judged, region: Region) -> bool:
     if region.baseline:
         return int(one.iat[region.baseline[-1]]) == region.behind[0]
     return int(other.iat[region.candidate[-1]]) == region.behind[1]
-
-
-def _line_of(judged: Judged, side: str, call: int) -> int:
-    import numpy as np
-
-    return int(np.flatnonzero((judged.pairing.calls[side] == call).to_numpy())[0])
