@@ -74,15 +74,15 @@ def unrecorded(
         notes.append(
             f"the baseline is level {baseline.level}, the candidate {candidate.level}: what both record is compared"
         )
-    for (mine, own), (theirs, other), side in (
-        ((candidate, "candidate"), (baseline, "baseline"), "candidate"),
-        ((baseline, "baseline"), (candidate, "candidate"), "baseline"),
+    for side, mine, other, theirs in (
+        ("candidate", candidate, "baseline", baseline),
+        ("baseline", baseline, "candidate", candidate),
     ):
-        alone = ((calls[other] >= 0) & (calls[own] < 0)).to_numpy() & ~out
+        alone = ((calls[other] >= 0) & (calls[side] < 0)).to_numpy() & ~out
         if not alone.any():
             continue
         positions = calls[other].to_numpy()[alone]
-        left_out = _left_out(mine, theirs, positions, bool((calls.loc[calls[own] >= 0, other] < 0).any()))
+        left_out = _left_out(mine, theirs, positions, bool((calls.loc[calls[side] >= 0, other] < 0).any()))
         if left_out.any():
             out[np.flatnonzero(alone)[left_out]] = True
             partial.append(side)
@@ -145,10 +145,9 @@ def _left_out(mine: Dump, theirs: Dump, positions: np.ndarray, has_own: bool) ->
     return np.ones(len(positions), bool) if whole and subjects.nunique() >= _MISSING_OPERATIONS else np.asarray(there)
 
 
-def _either(baseline: Dump, candidate: Dump, calls: pd.DataFrame, patterns: Iterable[str]) -> np.ndarray:
+def _either(baseline: Dump, candidate: Dump, calls: pd.DataFrame, patterns: tuple[str, ...]) -> np.ndarray:
     import numpy as np
 
-    patterns = tuple(patterns)
     matched = np.zeros(len(calls), dtype=bool)
     for side, dump in (("baseline", baseline), ("candidate", candidate)):
         positions = calls[side].to_numpy()
