@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from precdiag.dump import Dump, fingerprints
-from precdiag.rows import INPUT, OUTPUT
+from precdiag.rows import INPUT, OUTPUT, UPDATE_SCOPES
 
 SUSPECTS_NAMED = 3
 
@@ -47,7 +47,7 @@ def trains(dump: Dump) -> bool:
 
 def updates(dump: Dump, call: str, scope: str) -> bool:
     """Whether a call was made inside an optimizer step or gradient clipping, by construct.json or by its stack."""
-    return scope in ("optimizer", "clip_grad") or any(_UPDATES.search(frame) for frame in dump.stack(call))
+    return scope in UPDATE_SCOPES or any(_UPDATES.search(frame) for frame in dump.stack(call))
 
 
 def continues(dump: Dump, row: int) -> np.ndarray:

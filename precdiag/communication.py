@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from precdiag.dump import Dump
-from precdiag.rows import OUTPUT
+from precdiag.rows import OUTPUT, UPDATE_SCOPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,7 +112,7 @@ def gradient_reduction(dump: Dump, line: np.ndarray) -> Communication | None:
 
 
 def _optimizes(dump: Dump, at: int) -> bool:
-    return dump.calls["scope"].iat[at] in ("optimizer", "clip_grad") or _passes(dump, [at], _OPTIMIZER)
+    return dump.calls["scope"].iat[at] in UPDATE_SCOPES or _passes(dump, [at], _OPTIMIZER)
 
 
 def _passes(dump: Dump, calls: Iterable[int], file: re.Pattern[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from precdiag.dump import Dump
 from precdiag.evidence import BASELINE_ONLY, CANDIDATE_ONLY
 from precdiag.identity import inputs_of, subjects_of
+from precdiag.rows import UPDATE_SCOPES
 from precdiag.source import OPTIMIZES
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _why(dump: Dump, call: int, repeats: np.ndarray) -> str | None:
             return RECOMPUTED
         if not any(_SCRIPT in frame for frame in stack) and repeats[call]:
             return RECOMPUTED
-    if entry["scope"] in ("optimizer", "clip_grad") or any(OPTIMIZES.search(frame) for frame in stack):
+    if entry["scope"] in UPDATE_SCOPES or any(OPTIMIZES.search(frame) for frame in stack):
         return OPTIMIZER
     return None
 

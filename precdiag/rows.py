@@ -20,6 +20,8 @@ STATISTICS = ("max", "min", "mean", "norm")
 EXACT_INTEGER = 2**53
 CHECKSUM_NONE, CHECKSUM_CRC, CHECKSUM_XOR = 0, 1, 2
 INPUT, PARAMETER, OUTPUT = 0, 1, 2
+# Scopes of what changes weights or scales gradients in place, as construct.json names them.
+UPDATE_SCOPES = ("optimizer", "clip_grad")
 
 _STATISTIC_KEYS = ("Max", "Min", "Mean", "Norm")
 _ALWAYS_KEYS = ("type", "dtype", "shape", "requires_grad", *_STATISTIC_KEYS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from precdiag.dump import Dump, begin_order
 from precdiag.errors import UnreadableError
 from precdiag.layout import Part
-from precdiag.rows import OUTPUT
+from precdiag.rows import OUTPUT, UPDATE_SCOPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +111,7 @@ def _blocks(dump: Dump, chunks: int) -> pd.DataFrame:
     within = known.groupby(run).bfill()
     within = within.groupby(run).ffill()
     filled = within.ffill().fillna(0).astype(np.int64)
-    last = calls["scope"].isin(["optimizer", "clip_grad"]).to_numpy()
+    last = calls["scope"].isin(UPDATE_SCOPES).to_numpy()
     trailing = within["batch"].isna().to_numpy() & (run == (run[-1] if len(run) else 0)) & ~backward
     calls["batch"] = np.where(last | trailing, _LAST, filled["batch"])
     calls["chunk"] = filled["chunk"]
