@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -56,12 +57,11 @@ def communications_of(dump: Dump, line: np.ndarray) -> tuple[Communication, ...]
     """
     import numpy as np
 
-    rows, calls = dump.rows, dump.calls
-    distributed = ((calls["kind"] == "Distributed") & (calls["phase"] == "forward")).to_numpy()
-    here = np.flatnonzero(distributed[rows["call"].cat.codes.to_numpy()])
+    calls = dump.calls
+    here = np.flatnonzero(of_communication(dump))
     if not len(here) or dump.part.rank is None:
         return ()
-    mine = rows.iloc[here]
+    mine = dump.rows.iloc[here]
     entries = zip(
         mine["call"].cat.codes.tolist(),
         mine["slot"].astype(str),
@@ -81,6 +81,14 @@ def communications_of(dump: Dump, line: np.ndarray) -> tuple[Communication, ...]
             dump.part.rank, str(calls["name"].iat[call]), str(calls["operation"].iat[call]), call_entries
         )
     )
+
+
+def of_communication(dump: Dump) -> np.ndarray:
+    """Mark the rows of forward Distributed calls: bool of len(rows)."""
+    import numpy as np
+
+    distributed = ((dump.calls["kind"] == "Distributed") & (dump.calls["phase"] == "forward")).to_numpy()
+    return np.asarray(distributed[dump.rows["call"].cat.codes])
 
 
 def gradient_reduction(dump: Dump, line: np.ndarray) -> Communication | None:
@@ -196,6 +204,11 @@ def _global(rank: str | None, in_group: str | None, group: str) -> int | None:
 def members_of(group: str) -> tuple[int, ...]:
     """Return the ranks that a group's text names, () for the default group or a hash."""
     return tuple(int(rank) for rank in re.findall(r"\d+", group)) if group.startswith("[") else ()
+
+
+def hash_of(group: str) -> str:
+    """Return msprobe's hash of a group, the CRC-32 of the text of its ranks: eight hexadecimal digits."""
+    return f"{zlib.crc32(group.encode()):08x}"
 
 
 def _first(arguments: Mapping[str, str], slots: tuple[str, ...]) -> str | None:

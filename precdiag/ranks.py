@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping
 
-from precdiag.communication import Communication, communications_of, gradient_reduction, members_of
+from precdiag.communication import Communication, communications_of, gradient_reduction, hash_of, members_of
 from precdiag.judge import Judged
 
 # A channel and the number within it: what the same collective, or the two ends of one message, have in common.
@@ -114,8 +113,8 @@ def meetings_of(
 def _group_names(communications: Mapping[int, tuple[Communication, ...]]) -> dict[str, str]:
     """Map every way to write a group, default group and hash included, to one.
 
-    msprobe's hash of a group is the CRC-32 of the text of its ranks. All ranks that are known of are the default group:
-    two groups of the same ranks run their collectives in the same order, so taking them for one loses nothing.
+    All ranks that are known of are the default group: two groups of the same ranks run their collectives in the same
+    order, so taking them for one loses nothing.
     """
     groups = {communication.group for of_rank in communications.values() for communication in of_rank}
     ranks = {communication.rank for of_rank in communications.values() for communication in of_rank}
@@ -125,5 +124,5 @@ def _group_names(communications: Mapping[int, tuple[Communication, ...]]) -> dic
         if members := members_of(group):
             sorted_text = str(sorted(members))
             names[group] = sorted_text
-            names[f"#{zlib.crc32(group.encode()):08x}"] = sorted_text
+            names[f"#{hash_of(group)}"] = sorted_text
     return names

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from precdiag.communication import BATCH, FROM_ONE, RECEIVES, SENDS, TO_ONE, members_of
+from precdiag.communication import BATCH, FROM_ONE, RECEIVES, SENDS, TO_ONE, hash_of, members_of, of_communication
 from precdiag.dump import Dump
 from precdiag.rows import OUTPUT
 
@@ -32,8 +31,7 @@ def renumbered(dump: Dump, ranks: Mapping[int, int]) -> Dump:
     """
     if not ranks:
         return dump
-    distributed = ((dump.calls["kind"] == "Distributed") & (dump.calls["phase"] == "forward")).to_numpy()
-    chosen = dump.rows[distributed[dump.rows["call"].cat.codes] & ~dump.rows["tensor"].to_numpy()]
+    chosen = dump.rows[of_communication(dump) & ~dump.rows["tensor"].to_numpy()]
     if not len(chosen):
         return dump
     operations = dump.calls["operation"].to_numpy()[chosen["call"].cat.codes]
@@ -69,8 +67,4 @@ def _hashes(rows: pd.DataFrame, ranks: Mapping[int, int]) -> dict[str, str]:
     """Map msprobe's hash of each group at hand, and of all ranks that are paired, to that of its renumbered ranks."""
     listed = rows.loc[rows["type"].astype(str).str.endswith("ProcessGroup"), "value"].dropna().unique()
     groups = {*map(str, listed), str(sorted(ranks))}
-    return {_crc(group): _crc(_group(group, ranks)) for group in groups}
-
-
-def _crc(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
+    return {hash_of(group): hash_of(_group(group, ranks)) for group in groups}
