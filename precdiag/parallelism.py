@@ -56,9 +56,10 @@ class Parallelism:
     def replicas(self, ranks: Iterable[int]) -> list[list[int]]:
         """Group ranks that hold the same parameters: equal but for their data parallel coordinate."""
         ranks = sorted(ranks)
+        world = world_of(ranks)
         groups: dict[tuple[int, int], list[int]] = {}
         for rank in ranks:
-            tensor, _, stage = self.place(rank, world_of(ranks))
+            tensor, _, stage = self.place(rank, world)
             groups.setdefault((tensor, stage), []).append(rank)
         return list(groups.values())
 
