@@ -79,7 +79,7 @@ class CallMap:
         if new is None:
             new = cell
             for piece, ours in self.cells.items():
-                new = new.replace(piece, ours, 1) if piece in new else new
+                new = new.replace(piece, ours, 1)
         return new.rpartition(".")[0]
 
     def _by_layer(self, path: str, classes: Mapping[str, str]) -> str:
