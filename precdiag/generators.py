@@ -43,10 +43,6 @@ def _named(*names: str) -> frozenset[str]:
     return frozenset(names) | {f"{name}_" for name in names if not name.startswith("_") and name[0].islower()}
 
 
-def _always(numbers: Numbers) -> bool:
-    return True
-
-
 def _spans_zero(n: Numbers) -> bool:
     return n.other_low <= 0 <= n.other_high
 
