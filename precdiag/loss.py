@@ -84,7 +84,8 @@ def judge_curves(
     if baseline is not None:
         against = against_baseline(baseline, log, limits, series)
         signals += against.signals
-        faults = [each for each in faults if not _shared(each, _faults(baseline, baseline.find(series), limits))]
+        of_baseline = _faults(baseline, baseline.find(series), limits)
+        faults = [each for each in faults if not _shared(each, of_baseline)]
         if against.first_outside is not None and against.steps_compared >= FEWEST_COMMON:
             faults.append(Finding("diverged", against.first_outside, against.signals))
     first = min(faults, key=_precedence, default=None)
