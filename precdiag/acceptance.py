@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from precdiag.curves import LossLog, Series
+from precdiag.curves import Floats, LossLog, Series, joined
 from precdiag.findings import Signal
 from precdiag.settings import Thresholds
-
-Floats = npt.NDArray[np.float64]
 
 RATIO_POINTS = 5
 """Fewest common points that can show a constant ratio, or noise before a drift."""
@@ -54,7 +52,7 @@ def against_baseline(baseline: LossLog, candidate: LossLog, thresholds: Threshol
     one, other = baseline.find(series), candidate.find(series)
     if one is None or other is None:
         return _nothing(f"the {'baseline' if one is None else 'candidate'} has no {series}")
-    steps, b, c = _joined(one, other)
+    steps, b, c = joined(one, other)
     if not len(steps):
         return _nothing(f"no step in common: baseline {_extent(one)}, candidate {_extent(other)}")
     relative = _relative(b, c)
@@ -91,11 +89,6 @@ def against_baseline(baseline: LossLog, candidate: LossLog, thresholds: Threshol
 
 def _nothing(why: str) -> Against:
     return Against(0, None, None, None, None, None, None, None, why)
-
-
-def _joined(one: Series, other: Series) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    steps, i, j = np.intersect1d(one.steps, other.steps, assume_unique=True, return_indices=True)
-    return steps, one.values[i], other.values[j]
 
 
 def _relative(b: Floats, c: Floats) -> Floats:
@@ -142,7 +135,7 @@ def _norm_check(baseline: LossLog, candidate: LossLog, thresholds: Thresholds) -
     one, other = baseline.find("grad_norm"), candidate.find("grad_norm")
     if one is None or other is None:
         return True, "no gradient norm on both sides to check"
-    steps, b, c = _joined(one, other)
+    steps, b, c = joined(one, other)
     if not len(steps):
         return True, "no gradient norm at a common step to check"
     mean = float(np.mean(_relative(b, c)[: thresholds.accept_steps]))
@@ -178,7 +171,7 @@ def _signals(
 ) -> list[Signal]:
     """Say how the curves part: by a constant ratio (a normalisation), or from some step on."""
     signals = []
-    ratio = _constant_ratio(*_joined(one, other)[1:])
+    ratio = _constant_ratio(*joined(one, other)[1:])
     if ratio is not None:
         said = (
             f"{ratio:.6g} times the baseline throughout: a normalisation (mean or sum, ranks, accumulation), no drift"
@@ -204,7 +197,7 @@ def _other_series(baseline: LossLog, candidate: LossLog, thresholds: Thresholds)
         one, other = baseline.find(role), candidate.find(role)
         if one is None or other is None:
             continue
-        steps, b, c = _joined(one, other)
+        steps, b, c = joined(one, other)
         relative = _relative(b, c)
         bound = thresholds.norm_relative if role == "grad_norm" else thresholds.max_relative
         at = _first(steps, relative > bound)

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from precdiag.logformats import NUMBER, Record
 
+Floats = npt.NDArray[np.float64]
+
 ROLES: dict[str, tuple[str, ...]] = {
     "loss": (r"(^|[/ .-])(lm )?loss$", r"(^|[/ .])(train|training|total)[_ ]loss(_step)?$", r"(pg|policy)_loss$",
              r"loss(?!.?scale)", r"^value$"),
@@ -47,7 +49,7 @@ class Series:
 
     name: str
     steps: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
+    values: Floats
 
     @property
     def validation(self) -> bool:
@@ -100,6 +102,12 @@ class LossLog:
             if found:
                 return max(found, key=lambda each: len(each.steps))
         return None
+
+
+def joined(one: Series, other: Series) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+    """Return the steps that two curves share, and the values of each there."""
+    steps, i, j = np.intersect1d(one.steps, other.steps, assume_unique=True, return_indices=True)
+    return steps, one.values[i], other.values[j]
 
 
 def find_event(line: str) -> re.Match[str] | None:

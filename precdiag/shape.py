@@ -7,11 +7,9 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from precdiag.curves import LossLog, Series
+from precdiag.curves import Floats, LossLog, Series, joined
 from precdiag.findings import Finding, Signal, moment
 from precdiag.settings import Thresholds
-
-Floats = npt.NDArray[np.float64]
 
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 SHORT_WINDOW, LONG_WINDOW = 5, 20
@@ -66,8 +64,7 @@ def find_broken_grad(log: LossLog, loss: Series, thresholds: Thresholds) -> list
     norm = log.find("grad_norm")
     if norm is None:
         return []
-    steps, of_loss, of_norm = np.intersect1d(loss.steps, norm.steps, assume_unique=True, return_indices=True)
-    values, norms = loss.values[of_loss], norm.values[of_norm]
+    steps, values, norms = joined(loss, norm)
     run = _longest_run((values[1:] == values[:-1]) & (norms[1:] == norms[:-1]))
     if run is None or run[1] < thresholds.constant_points or _came_to_rest(values, run[0], thresholds):
         return []
