@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from precdiag.collection import LOG
 from precdiag.curves import LossLog, Series
 from precdiag.errors import PrecdiagError
 from precdiag.losslog import read_curves
-
-COLLECTION_LOG, COLLECTION_MARK = "log.txt", "session.json"
+from precdiag.session import SETTINGS
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def read_loss(path: Path, pattern: str | None = None) -> LossFinding:
 def own_log(dump: Path) -> LossFinding | None:
     """Read the log that `precdiag collect` wrote beside a dump; None where there is none that tells a loss."""
     for folder in (dump, *dump.absolute().parents[:4]):
-        if (folder / COLLECTION_LOG).is_file() and (folder / COLLECTION_MARK).is_file():
+        if (folder / LOG).is_file() and (folder / SETTINGS).is_file():
             try:
-                found = read_loss(folder / COLLECTION_LOG)
+                found = read_loss(folder / LOG)
             except PrecdiagError:
                 return None
             return None if found.silent else found
