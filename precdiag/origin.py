@@ -72,21 +72,20 @@ def find_origin(dump: Dump, classes: Classes, masks: Masks, found: np.ndarray, f
 
 def row_at(dump: Dump, row: int, kind: str) -> Row:
     """Describe one row of a single dump; its metrics are its statistics."""
-    entry = dump.rows.iloc[row]
-    call = int(dump.rows["call"].cat.codes.iat[row])
-    known = int(entry["known"])
-    numbers = {name: float(entry[name]) if known >> bit & 1 else None for bit, name in enumerate(STATISTICS)}
+    call = dump.cell.code("call", row)
+    known = int(dump.cell("known", row))
+    numbers = {name: float(dump.cell(name, row)) if known >> bit & 1 else None for bit, name in enumerate(STATISTICS)}
     return Row(
         step=dump.part.step,
         rank=dump.part.rank,
         stage=dump.part.stage,
-        order=int(entry["order"]),
-        name=f"{entry['call']}.{entry['slot']}",
-        call=str(entry["call"]),
-        slot=str(entry["slot"]),
-        phase=str(dump.calls["phase"].iat[call]),
+        order=int(dump.cell("order", row)),
+        name=dump.name(row),
+        call=str(dump.cell("call", row)),
+        slot=str(dump.cell("slot", row)),
+        phase=str(dump.call_cell("phase", call)),
         kind=kind,
-        metrics=numbers if entry["tensor"] else {"value": entry["value"]},
+        metrics=numbers if dump.cell("tensor", row) else {"value": dump.cell("value", row)},
         evidence=0,
         module=module_of(dump, call),
     )
