@@ -178,7 +178,7 @@ def _cause_fields(cause: Cause) -> list[tuple[str, str]]:
     if row.module:
         fields.insert(-1, ("module", row.module))
     if cause.source is not None:
-        fields.append(("source", f"{cause.source.file}:{cause.source.line}  {cause.source.code}"))
+        fields.append(("source", str(cause.source)))
     fields += _difference(row)
     if row.result:
         fields.append(("msprobe", f"{row.result} (its own Result, for reference)"))

@@ -108,7 +108,7 @@ def _chain(found: Localization, culprit: Culprit) -> list[tuple[str, str]]:
     chain += [("module", row.module)] if row.module is not None else []
     chain += [("call", row.name), ("kind", culprit.kind), ("why", culprit.why)]
     if source is not None:
-        chain.append(("source", f"{source.file}:{source.line}  {source.code}"))
+        chain.append(("source", str(source)))
     apart = [f"{name.replace('_', ' ')} {value:.6g}" for name in _METRICS if (value := (row.metrics or {}).get(name))]
     chain += [("differs by", ", ".join(apart))] if apart else []
     also = () if isinstance(culprit.found, Beyond) else culprit.found.also

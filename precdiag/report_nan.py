@@ -54,7 +54,7 @@ def _origin_fields(origin: Origin) -> list[tuple[str, str]]:
     fields += [("module", row.module)] if row.module else []
     fields.append(("why", origin.why))
     if origin.source is not None:
-        fields.append(("source", f"{origin.source.file}:{origin.source.line}  {origin.source.code}"))
+        fields.append(("source", str(origin.source)))
     fields += _elements(row.metrics or {})
     if origin.also:
         fields.append(("also", "; ".join(f"rank {other.rank}: {other.name}" for other in origin.also)))

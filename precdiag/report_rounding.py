@@ -103,7 +103,7 @@ def _beyond(beyond: Beyond) -> list[tuple[str, str]]:
     if beyond.ruling is not None:
         fields.append(("float64", _ruling(beyond.ruling, u)))
     if beyond.source is not None:
-        fields.append(("source", f"{beyond.source.file}:{beyond.source.line}  {beyond.source.code}"))
+        fields.append(("source", str(beyond.source)))
     return [*fields, ("do", beyond.next_step)]
 
 

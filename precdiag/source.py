@@ -26,6 +26,9 @@ class Source:
     line: int
     code: str
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}  {self.code}"
+
 
 def stack_of(dump: Dump, call: str) -> tuple[str, ...]:
     """Return a call's stack, innermost frame first; () where there is none.
