@@ -24,7 +24,7 @@ from precdiag.evidence import BYTES, CHECKSUM, NOTHING, STATISTICS, TABLE, XOR
 from precdiag.finding import Row
 from precdiag.overview import Outcome, overview, shown_numbers
 from precdiag.replaced import Replaced, said
-from precdiag.report_blocks import field_grid, labelled, section
+from precdiag.report_blocks import field_grid, labelled, section, tensor_command
 from precdiag.report_rounding import rounding_block, rounding_next, smallest_band_text
 
 # Work that takes less than this shows no progress bar.
@@ -314,5 +314,4 @@ def _next(comparison: Comparison) -> list[str]:
         return following
     if comparison.cause is None or comparison.evidence >= BYTES:
         return []
-    step = 0 if comparison.cause.row.step is None else comparison.cause.row.step
-    return [f"precdiag collect --task tensor --step {step} --list {comparison.cause.row.call} --out DIR …"]
+    return [tensor_command(comparison.cause.row)]

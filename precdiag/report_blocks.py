@@ -9,6 +9,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from precdiag.finding import Row
+
 
 def section(title: str, content: RenderableType) -> Group:
     """Draw a title in a rule over what belongs to it."""
@@ -39,3 +41,8 @@ def plain_table(*headings: str, right: Sequence[str] = (), wide: str = "") -> Ta
         else:
             table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
     return table
+
+
+def tensor_command(row: Row) -> str:
+    """Return the command that collects the tensors of a row's call, for a report to end with."""
+    return f"precdiag collect --task tensor --step {row.step or 0} --list {row.call} --out DIR …"

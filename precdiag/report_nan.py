@@ -13,7 +13,7 @@ from precdiag.inspection import Event, Excluded, PartSurvey
 from precdiag.nonfinite import GENERATED, KILLED, PROPAGATED
 from precdiag.origin import Origin
 from precdiag.report import place_of, rendered
-from precdiag.report_blocks import labelled, section
+from precdiag.report_blocks import labelled, section, tensor_command
 from precdiag.survey import FINITE, NON_FINITE, Survey
 
 # How many events, exclusions and parts the table lists; the JSON has --limit events and all of the others.
@@ -134,5 +134,4 @@ def _next(survey: Survey) -> list[str]:
     origin = survey.origin
     if origin is None or not origin.is_output or "elements" in (origin.row.metrics or {}):
         return []
-    step = 0 if origin.row.step is None else origin.row.step
-    return [f"precdiag collect --task tensor --step {step} --list {origin.row.call} --out DIR …"]
+    return [tensor_command(origin.row)]

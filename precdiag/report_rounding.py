@@ -16,7 +16,7 @@ from precdiag.evidence import BYTES
 from precdiag.finding import Row
 from precdiag.growth import Jump, Level
 from precdiag.relative import HALF
-from precdiag.report_blocks import labelled, plain_table, section
+from precdiag.report_blocks import labelled, plain_table, section, tensor_command
 from precdiag.rounding import Beyond, Rounding
 
 # How many lines the profile has at most, and how wide its longest bar is.
@@ -54,7 +54,7 @@ def rounding_next(comparison: Comparison) -> list[str]:
         return [_in_single(rounding)] if rounding.u >= HALF else []
     if comparison.evidence >= BYTES:
         return [f"precdiag compare {both} --repro DIR"] if row.kind == "introduced" else []
-    return [f"precdiag collect --task tensor --step {row.step or 0} --list {row.call} --out DIR …"]
+    return [tensor_command(row)]
 
 
 def smallest_band_text(bound: Bound) -> list[str]:
