@@ -12,7 +12,7 @@ from precdiag.culprit import Culprit
 from precdiag.curves import LossLog
 from precdiag.localize import EXIT, Localization
 from precdiag.report import rendered
-from precdiag.report_blocks import field_grid, labelled, section
+from precdiag.report_blocks import field_grid, labelled, plain_table, section
 from precdiag.rounding import Beyond
 
 SIGNALS_SHOWN = 8
@@ -51,7 +51,7 @@ def localization_text(found: Localization, plot: str = "") -> str:
 
 def series_text(logs: Mapping[str, LossLog]) -> str:
     """Draw every series of each log, for --list-series."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table = plain_table()
     table.add_column("series", overflow="fold")
     for heading in ("points", "first step", "last step", "first", "last"):
         table.add_column(heading, justify="right")
@@ -86,7 +86,7 @@ def _files(found: Localization) -> Table:
 
 
 def _signals(found: Localization) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table = plain_table()
     table.add_column("step", justify="right")
     table.add_column("series", overflow="fold", max_width=24)
     table.add_column("what", overflow="fold", ratio=1)

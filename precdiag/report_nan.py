@@ -13,7 +13,7 @@ from precdiag.inspection import Event, Excluded, PartSurvey
 from precdiag.nonfinite import GENERATED, KILLED, PROPAGATED
 from precdiag.origin import Origin
 from precdiag.report import place_of, rendered
-from precdiag.report_blocks import labelled, section, tensor_command
+from precdiag.report_blocks import labelled, plain_table, section, tensor_command
 from precdiag.survey import FINITE, NON_FINITE, Survey
 
 # How many events, exclusions and parts the table lists; the JSON has --limit events and all of the others.
@@ -75,9 +75,7 @@ def _counted(survey: Survey) -> str:
 
 
 def _events(events: Sequence[Event], origin: Origin) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-    for heading in ("what", "value", "row"):
-        table.add_column(heading, overflow="fold", ratio=1 if heading == "row" else None, no_wrap=heading != "row")
+    table = plain_table("what", "value", "row", wide="row")
     several = len({(event.row.step, event.row.rank) for event in events}) > 1
     for event in events:
         own = event.row == origin.row
@@ -102,7 +100,7 @@ def _excluded(excluded: Sequence[Excluded]) -> Table:
 
 
 def _parts(parts: Sequence[PartSurvey]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table = plain_table()
     for heading in ("step", "rank", "rows", "non-finite"):
         table.add_column(heading, justify="right")
     table.add_column("origin", overflow="fold", ratio=1)
