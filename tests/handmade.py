@@ -39,6 +39,11 @@ def scalar(value: Any) -> Json:
     return {"type": type(value).__name__, "value": value}
 
 
+def group(*ranks: int) -> Json:
+    """A process group's entry."""
+    return {"type": "torch.ProcessGroup", "group_ranks": list(ranks), "group_id": "0"}
+
+
 def forward(inputs: Sequence[Any], outputs: Sequence[Any], parameters: Json | None = None, **kwargs: Any) -> Json:
     """A forward call's entry."""
     call: Json = {"input_args": list(inputs), "input_kwargs": kwargs}

@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from handmade import Json, forward, scalar, tensor, write
+from handmade import Json, forward, group, scalar, tensor, write
 
 from precdiag.compare import compare
 from precdiag.comparison import Comparison
@@ -142,7 +142,6 @@ def test_a_partner_that_is_not_there_is_refused(tmp_path: Path, partners: Partne
 
 def sending(to: int, ranks: list[int], *, keyword: bool) -> Json:
     """A message to a peer, a reduction in a group, and a batch of one message, as msprobe writes them."""
-    group = {"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": "0"}
     operation = {
         "class_type": "torch.distributed.P2POp",
         "tensor": B,
@@ -154,7 +153,7 @@ def sending(to: int, ranks: list[int], *, keyword: bool) -> Json:
     send = forward([B], [B, scalar(to)], dst=scalar(to)) if keyword else forward([B, scalar(to)], [B, scalar(to)])
     return {
         "Distributed.send.0.forward": send,
-        "Distributed.all_reduce.0.forward": forward([B, group], [B, group]),
+        "Distributed.all_reduce.0.forward": forward([B, group(*ranks)], [B, group(*ranks)]),
         "Distributed.batch_isend_irecv.0.forward": forward([[operation]], [[operation]]),
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from handmade import Json, forward, scalar, tensor, write
+from handmade import Json, forward, group, scalar, tensor, write
 
 from precdiag.communication import Communication, communications_of, gradient_reduction
 from precdiag.compare import compare
@@ -113,10 +113,6 @@ def communication(folder: Path, data: dict[str, Json], rank: int = 1) -> list[tu
     dump = read_dump(Part(write(folder, data), rank=rank))
     found = communications_of(dump, dump.rows["order"].to_numpy())
     return [(each.group, each.peers, each.tag, each.gives is not None, each.takes is not None) for each in found]
-
-
-def group(*ranks: int) -> Json:
-    return {"type": "torch.ProcessGroup", "group_ranks": list(ranks), "group_id": "0"}
 
 
 def test_collectives_say_who_gives_and_who_takes(tmp_path: Path) -> None:

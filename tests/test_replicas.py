@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from handmade import Json, forward, tensor, write
+from handmade import Json, forward, group, tensor, write
 
 from precdiag.comparison import Comparison
 from precdiag.document import comparison_document
@@ -33,10 +33,6 @@ def rank_data(number: int, weight: Json = B, reduced: Json = C, group: Json | No
         "Module.net.fc.Linear.forward.0": forward([own], [own], {"weight": weight}),
         "Distributed.all_reduce.0.forward": forward([own], [reduced], **extra),
     }
-
-
-def group(*ranks: int) -> Json:
-    return {"type": "torch.ProcessGroup", "group_ranks": list(ranks), "group_id": "0"}
 
 
 def run(folder: Path, *ranks: Json, layout: Parallelism | None = None) -> Comparison:
