@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -30,6 +31,13 @@ TRAIN = str(SCRIPTS / "train.py")
 
 # The calls of one step of train.py's plain model at L1: three forward, the loss, all backward, four in-place updates.
 PLAIN_CALLS = 14
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def one_side(folder: Path, *words: str, env: dict[str, str] | None = None, **options: Any) -> SideResult:

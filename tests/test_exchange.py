@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from collecting import free_port
 
 from precdiag.collect import SideCommand, collect
 from precdiag.compare import compare
@@ -33,7 +33,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("exchange")
     launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port")
     commands = {
-        side: SideCommand((*launch, str(_free_port()), str(SCRIPT), *poisoned))
+        side: SideCommand((*launch, str(free_port()), str(SCRIPT), *poisoned))
         for side, poisoned in (("baseline", ()), ("candidate", ("1",)))
     }
     collection = collect(folder / "x", Request(steps=(0, 1, 2, 3, 4)), commands, quiet=True)
@@ -62,9 +62,3 @@ def test_among_four_ranks_the_poisoned_one_is_named_alone(
     assert result.cause is not None
     assert (result.cause.row.rank, result.cause.row.name, result.cause.also) == (2, POISON, ())
     assert {part.place.rank for part in result.parts if part.cause is not None} == {2, *reached}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collecting import SCRIPTS, TRAIN, interpreter_without, once, one_side
+from collecting import SCRIPTS, TRAIN, free_port, interpreter_without, once, one_side
 
 from precdiag.collect import node_of
 from precdiag.errors import UsageError
@@ -51,9 +51,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_two_nodes(folder: Path) -> list[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     launchers = []
     for node in (0, 1):
         meet = ("--master_addr=127.0.0.1", f"--master_port={port}", "--nnodes=2", f"--node_rank={node}")
@@ -267,9 +265,7 @@ def test_after_an_elastic_restart_the_last_complete_attempt_is_judged_and_the_fi
 def cluster() -> Iterator[str]:
     """The address of a Ray cluster that was started without the variables."""
     pytest.importorskip("ray")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     start = f"import ray.scripts.scripts as s, sys; sys.argv=['ray','start','--head','--port={port}'," \
         "'--num-cpus=1','--include-dashboard=false','--block']; s.main()"  # fmt: skip
     head = subprocess.Popen([PYTHON, "-c", start], stdout=subprocess.DEVNULL, start_new_session=True)
