@@ -76,7 +76,8 @@ class Dump:
     def stack(self, call: str) -> tuple[str, ...]:
         """Return the call's Python stack, innermost frame first; () where none was recorded."""
         if not self._stacks:
-            self._stacks.update(_read_stacks(self.part.folder / "stack.json"))
+            # No call has an empty name: a file that is missing or empty is looked at once, and not for every call.
+            self._stacks.update({"": ()} | _read_stacks(self.part.folder / "stack.json"))
         return self._stacks.get(call, ())
 
     def mentioned(self) -> frozenset[str]:
