@@ -12,7 +12,6 @@ from precdiag.rows import INPUT, OUTPUT, PARAMETER
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,9 @@ class _Side:
 
     def __init__(self, dump: Dump) -> None:
         calls = dump.calls
-        self.rows = dump.rows
-        self.codes = dump.rows["call"].cat.codes.to_numpy()
+        self.cell = dump.cell
+        self.codes = dump.rows["call"].cat.codes.to_numpy(dtype="int64")  # a narrower one is widened at each search
+        self.tensor, self.io = dump.rows["tensor"].to_numpy(), dump.rows["io"].to_numpy()
         self.name, self.operation = calls["name"].tolist(), calls["operation"].tolist()
         self.phase, self.parent = calls["phase"].tolist(), calls["parent"].tolist()
         self.own = ((calls["scope"] == "") & ~calls["recompute"]).tolist()
@@ -88,19 +88,22 @@ class _Side:
         """Choose the calls of a run that go in one direction, but for an optimizer's and recomputed ones."""
         return [call for call in calls if self.phase[call] == phase and self.own[call]]
 
-    def tensors(self, call: int, *places: int) -> pd.DataFrame:
+    def tensors(self, call: int, *places: int) -> list[int]:
         """Return a call's tensor rows that stand in some places (INPUT, PARAMETER, OUTPUT)."""
-        rows = self.rows.iloc[self.codes.searchsorted(call) : self.codes.searchsorted(call + 1)]
-        return rows[rows["tensor"] & rows["io"].isin(places)]
+        rows = range(*self.codes.searchsorted((call, call + 1)).tolist())
+        return [row for row in rows if self.tensor[row] and self.io[row] in places]
 
     def taken_shapes(self, run: Sequence[int]) -> set[str]:
         """Return the shapes of what a run takes in."""
-        return {str(shape) for call in run for shape in self.tensors(call, INPUT, PARAMETER)["shape"]}
+        return {self.cell("shape", row) for call in run for row in self.tensors(call, INPUT, PARAMETER)}
 
-    def results(self, run: Sequence[int]) -> pd.DataFrame:
+    def results(self, run: Sequence[int]) -> list[int]:
         """Return what the last call of a run that gave out tensors gave out."""
-        given = (rows for call in reversed(run) if len(rows := self.tensors(call, OUTPUT)))
-        return next(given, self.rows.iloc[[]])
+        return next((rows for call in reversed(run) if (rows := self.tensors(call, OUTPUT))), [])
+
+    def ends(self, rows: Sequence[int]) -> set[tuple[float, float]]:
+        """Return the largest and smallest values of some rows."""
+        return {(float(self.cell("max", row)), float(self.cell("min", row))) for row in rows}
 
 
 _Sides = tuple[_Side, _Side]
@@ -155,14 +158,13 @@ def _boundary(sides: _Sides, runs: tuple[list[int], list[int]]) -> tuple[int, in
     another input, and which of them is which cannot be told.
     """
     left, right = (side.results(run) for side, run in zip(sides, runs, strict=True))
-    if not len(left) or not len(right):
+    if not left or not right:
         return None
     if sides[0].phase[runs[0][0]] == "backward" and (len(left) > 1 or len(right) > 1):
         return None
-    one, other = left.iloc[0], right.iloc[0]
-    if str(one["shape"]) != str(other["shape"]) or str(one["dtype"]) != str(other["dtype"]):
+    if any(sides[0].cell(column, left[0]) != sides[1].cell(column, right[0]) for column in ("shape", "dtype")):
         return None
-    return int(left.index[0]), int(right.index[0])
+    return left[0], right[0]
 
 
 def _is_consumed(sides: _Sides, runs: tuple[list[int], list[int]], behind: tuple[int, int]) -> bool:
@@ -175,8 +177,4 @@ def _is_consumed(sides: _Sides, runs: tuple[list[int], list[int]], behind: tuple
     one = 0 if runs[0] else 1
     side, run, call = sides[one], runs[one], behind[one]
     taken = side.tensors(call, OUTPUT if side.parent[run[-1]] == call else INPUT)
-    return bool(_ends(side.results(run)) & _ends(taken))
-
-
-def _ends(rows: pd.DataFrame) -> set[tuple[float, float]]:
-    return set(zip(rows["max"].tolist(), rows["min"].tolist(), strict=True))
+    return bool(side.ends(side.results(run)) & side.ends(taken))
