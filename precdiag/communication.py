@@ -57,7 +57,6 @@ def communications_of(dump: Dump, line: np.ndarray) -> tuple[Communication, ...]
     """
     import numpy as np
 
-    calls = dump.calls
     here = np.flatnonzero(of_communication(dump))
     if not len(here) or dump.part.rank is None:
         return ()
@@ -78,7 +77,7 @@ def communications_of(dump: Dump, line: np.ndarray) -> tuple[Communication, ...]
         communication
         for call, call_entries in by_call.items()
         for communication in _of_call(
-            dump.part.rank, str(calls["name"].iat[call]), str(calls["operation"].iat[call]), call_entries
+            dump.part.rank, dump.call_cell("name", call), dump.call_cell("operation", call), call_entries
         )
     )
 
@@ -120,11 +119,11 @@ def gradient_reduction(dump: Dump, line: np.ndarray) -> Communication | None:
 
 
 def _optimizes(dump: Dump, at: int) -> bool:
-    return dump.calls["scope"].iat[at] in UPDATE_SCOPES or _passes(dump, [at], _OPTIMIZER)
+    return dump.call_cell("scope", at) in UPDATE_SCOPES or _passes(dump, [at], _OPTIMIZER)
 
 
 def _passes(dump: Dump, calls: Iterable[int], file: re.Pattern[str]) -> bool:
-    return any(file.search(frame) for at in calls for frame in dump.stack(str(dump.calls["name"].iat[at])))
+    return any(file.search(frame) for at in calls for frame in dump.stack(dump.call_cell("name", at)))
 
 
 @dataclass(frozen=True, slots=True)

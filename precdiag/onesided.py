@@ -51,8 +51,8 @@ def recognise(judged: Judged) -> dict[int, str]:
         if not len(lines):
             continue
         repeats = _repeats(dump)
-        for line in lines.tolist():
-            why = _why(dump, int(calls[side].at[line]), repeats)
+        for line, call in zip(lines.tolist(), calls.loc[lines, side].tolist(), strict=True):
+            why = _why(dump, call, repeats)
             if why is not None:
                 known[line] = why
     return known
@@ -80,14 +80,14 @@ def unexplained(judged: Judged, known: Mapping[int, str]) -> np.ndarray:
 
 
 def _why(dump: Dump, call: int, repeats: np.ndarray) -> str | None:
-    entry = dump.calls.iloc[call]
-    stack = dump.stack(entry["name"])
-    if entry["phase"] == "forward":
-        if entry["recompute"] or any(_RECOMPUTES.search(frame) for frame in stack):
+    cell = dump.call_cell
+    stack = dump.stack(cell("name", call))
+    if cell("phase", call) == "forward":
+        if cell("recompute", call) or any(_RECOMPUTES.search(frame) for frame in stack):
             return RECOMPUTED
         if not any(_SCRIPT in frame for frame in stack) and repeats[call]:
             return RECOMPUTED
-    if entry["scope"] in UPDATE_SCOPES or any(OPTIMIZES.search(frame) for frame in stack):
+    if cell("scope", call) in UPDATE_SCOPES or any(OPTIMIZES.search(frame) for frame in stack):
         return OPTIMIZER
     return None
 

@@ -121,7 +121,7 @@ def _judged(judged: Judged, region: Region, e: np.ndarray, u: np.ndarray, before
     worst = int(known[np.argmax(e[known])]) if len(known) else -1
     told = boundary == "equal" or (worst >= 0 and bool(explained(e[worst], np.asarray(e_in), u[worst], region.length)))
     names = [
-        tuple(str(dump.calls["name"].iat[call]) for call in calls)
+        tuple(dump.call_cell("name", call) for call in calls)
         for dump, calls in ((judged.baseline, region.baseline), (judged.candidate, region.candidate))
     ]
     calls = judged.pairing.calls
@@ -142,7 +142,6 @@ def _judged(judged: Judged, region: Region, e: np.ndarray, u: np.ndarray, before
 
 
 def _is_inside(judged: Judged, region: Region) -> bool:
-    one, other = judged.baseline.calls["parent"], judged.candidate.calls["parent"]
     if region.baseline:
-        return int(one.iat[region.baseline[-1]]) == region.behind[0]
-    return int(other.iat[region.candidate[-1]]) == region.behind[1]
+        return bool(judged.baseline.call_cell("parent", region.baseline[-1]) == region.behind[0])
+    return bool(judged.candidate.call_cell("parent", region.candidate[-1]) == region.behind[1])

@@ -102,8 +102,9 @@ def _blocks(dump: Dump, chunks: int) -> pd.DataFrame:
     backward = (calls["phase"] != "forward").to_numpy()
     batch = np.where(named, np.maximum(calls["index"].to_numpy(), 0), -1)
     chunk = np.where(named, calls["chunk"].to_numpy(), -1)
+    parents = calls["parent"].tolist()
     for at in range(len(calls) - 1, -1, -1):  # parents stand behind their children
-        owner = int(calls["parent"].iat[at])
+        owner = parents[at]
         if batch[at] < 0 and owner >= 0:
             batch[at], chunk[at] = batch[owner], chunk[owner]
     run = np.cumsum(np.diff(backward, prepend=backward[:1]) != 0)
