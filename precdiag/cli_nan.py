@@ -62,7 +62,9 @@ def nan_(
 
 def _one_side(folder: Path) -> Path:
     """Return the only side of a folder that collect wrote, else the folder itself."""
-    sides = [folder / side for side in ("baseline", "candidate") if (folder / side).is_dir()]
+    from precdiag.collection import SIDES
+
+    sides = [folder / side for side in SIDES if (folder / side).is_dir()]
     if len(sides) == 2:
         raise UsageError(f"{folder}: holds two sides, and one dump is looked at", hint=f"precdiag nan {sides[1]}")
     return sides[0] if sides else folder

@@ -1,4 +1,4 @@
-"""Exit statuses and the one error class that carries them to main()."""
+"""Exit statuses, the one error class that carries them to main(), and what other errors say, in one line."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ class UsageError(PrecdiagError):
 
 class UnreadableError(PrecdiagError):
     """A file or folder is not what it should be: says which, and what was expected of it."""
+
+
+def one_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its class where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from precdiag.collection import SIDES
 from precdiag.combination import LAYOUTS, MSPROBE, REPLICAS, TABLES, check_combination, mode_of
 from precdiag.compare import Calls, Progress, compare
 from precdiag.compare_layouts import compare_layouts
@@ -83,9 +84,9 @@ def two_sides(paths: Sequence[Path]) -> tuple[Path, Path]:
         )
     if len(paths) == 2:
         return paths[0], paths[1]
-    sides = paths[0] / "baseline", paths[0] / "candidate"
-    if all(side.is_dir() for side in sides):
-        return sides
+    baseline, candidate = (paths[0] / side for side in SIDES)
+    if baseline.is_dir() and candidate.is_dir():
+        return baseline, candidate
     raise UsageError(
         f"{paths[0]}: one path alone must be a folder that holds baseline/ and candidate/, or a table of msprobe",
         hint="precdiag compare BASELINE CANDIDATE",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from precdiag.dump import Dump
+from precdiag.errors import one_line
 from precdiag.operations import is_random
 from precdiag.rows import INPUT, OUTPUT, PARAMETER
 from precdiag.tensors import load
@@ -105,7 +106,7 @@ def run(call: Call, kind: dtype | None = None) -> dict[str, Tensor]:
             made = function(*given, **kwargs)
             found = _gradients(call, args, made, kind) if backward else _listed(made)
     except Exception as error:  # whatever torch says to arguments that do not fit
-        raise UnreplayableError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+        raise UnreplayableError(one_line(error)) from error
     fitting = {slot: _reduced(found[slot], was) for slot, was in call.outputs.items() if slot in found}
     fitting = {slot: value for slot, value in fitting.items() if value.shape == call.outputs[slot].shape}
     if not fitting:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from precdiag.errors import PrecdiagError, UnreadableError
+from precdiag.errors import PrecdiagError, UnreadableError, one_line
 from precdiag.metrics import COMPLEX, FLOATS, INTEGERS, Metrics, Totals, bits, dtype_name, parts
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def compare_files(baseline: Path, candidate: Path, *, chunk_elements: int = CHUN
     except PrecdiagError as error:
         return TensorPair("unknown", f"{error}: {error.hint}" if error.hint else str(error))
     except Exception as error:  # an operator that this torch lacks for this dtype, memory: not looked at, so not equal
-        return TensorPair("unknown", f"cannot be compared: {baseline}: {_one_line(error)}")
+        return TensorPair("unknown", f"cannot be compared: {baseline}: {one_line(error)}")
 
 
 def load(path: Path) -> Tensor:
@@ -84,7 +84,7 @@ def load(path: Path) -> Tensor:
     except pickle.UnpicklingError as error:  # torch's own text advises to unpickle all the same
         raise UnreadableError(f"cannot be read: {path}: not a plain tensor, and no pickle is run") from error
     except Exception as error:  # a damaged file may raise anything in the unpickler
-        raise UnreadableError(f"cannot be read: {path}: {_one_line(error)}") from error
+        raise UnreadableError(f"cannot be read: {path}: {one_line(error)}") from error
     if unfit := _why_unfit(loaded):
         raise UnreadableError(f"cannot be compared: {path}: {unfit}")
     return loaded.detach().resolve_conj().resolve_neg()
@@ -96,11 +96,11 @@ def require_torch() -> ModuleType:
         import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
-            raise PrecdiagError(f"torch cannot be imported: {_one_line(error)}") from error
+            raise PrecdiagError(f"torch cannot be imported: {one_line(error)}") from error
         raise PrecdiagError("torch is not installed", hint="pip install 'precdiag[tensor]'") from error
     except Exception as error:  # torch-npu without CANN fails inside `import torch`
         raise PrecdiagError(
-            f"torch cannot be imported: {_one_line(error)}",
+            f"torch cannot be imported: {one_line(error)}",
             hint="with torch-npu but no CANN set TORCH_DEVICE_BACKEND_AUTOLOAD=0",
         ) from error
     return torch
@@ -231,7 +231,3 @@ def _holds_nonfinite(x: Tensor) -> bool:
     if math.isfinite(x.sum().item()):  # a third of aminmax's time, but finite values may sum to inf
         return False
     return not all(math.isfinite(extreme.item()) for extreme in x.aminmax())  # one NaN makes both NaN
-
-
-def _one_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

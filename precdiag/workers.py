@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from precdiag.errors import PrecdiagError
+from precdiag.errors import PrecdiagError, one_line
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
@@ -140,7 +140,7 @@ def _on_cluster(
                 raise
             except Exception as error:  # whatever a worker's environment raises: a module it lacks, killed too often
                 raise PrecdiagError(
-                    f"{address}: a worker could not do its part: {type(error).__name__}: {_one_line(error)}",
+                    f"{address}: a worker could not do its part: {type(error).__name__}: {one_line(error)}",
                     hint="every worker needs this precdiag, and the dumps at the same absolute path",
                 ) from error
             future.release()
@@ -162,7 +162,7 @@ def _client(address: str) -> Iterator[Any]:
         client = Client(address, timeout=PATIENCE_SECONDS, set_as_default=False)
     except Exception as error:  # refused, unknown host, no such protocol, a time-out: each has a type of its own
         raise PrecdiagError(
-            f"{address}: no Dask scheduler answers there: {_one_line(error)}",
+            f"{address}: no Dask scheduler answers there: {one_line(error)}",
             hint="expected an address such as tcp://HOST:8786, as `dask scheduler` prints it",
         ) from error
     try:
@@ -179,7 +179,3 @@ def _require_worker(client: Any, address: str) -> None:
         raise PrecdiagError(
             f"{address}: the scheduler has no workers", hint=f"start some: dask worker {address}"
         ) from None
-
-
-def _one_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
