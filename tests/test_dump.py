@@ -190,6 +190,17 @@ def test_a_stack_is_read_in_both_forms(real: Callable[[str], Path]) -> None:
         assert dump.stack("Functional.nothing.0.forward") == ()
 
 
+@pytest.mark.parametrize("stack", ["", "{}", None])
+def test_a_file_without_stacks_is_read_once(tmp_path: Path, stack: str | None) -> None:
+    call, file = "Torch.add.0.forward", tmp_path / "stack.json"
+    dump = read(write(tmp_path, {call: forward([tensor()], [tensor()])}))
+    file.unlink() if stack is None else file.write_text(stack)
+    assert dump.stack(call) == ()
+    file.write_text(json.dumps({call: ["File train.py, line 1, in <module>"]}))
+    assert dump.stack(call) == ()
+    assert read(tmp_path).stack(call) != ()
+
+
 # -- what cannot be read
 
 
