@@ -41,6 +41,13 @@ class Pairing:
     filtered: int = 0
 
     @property
+    def paired(self) -> np.ndarray:
+        """Mark the lines of `rows` that both sides have: bool of len(rows)."""
+        import numpy as np
+
+        return np.asarray((self.rows["baseline"].to_numpy() >= 0) & (self.rows["candidate"].to_numpy() >= 0))
+
+    @property
     def compared(self) -> pd.DataFrame:
         """The lines of `calls` of which any row is compared, under their own index."""
         return self.calls[self.calls.index.isin(self.rows["call"].unique())] if self.filtered else self.calls

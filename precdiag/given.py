@@ -69,7 +69,7 @@ def is_port(judged: Judged) -> bool:
 
 def _paired(judged: Judged) -> tuple[Dump, np.ndarray, np.ndarray]:
     rows = judged.rows
-    both = ((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy()
+    both = judged.pairing.paired
     return judged.baseline, rows["baseline"].to_numpy()[both], rows["state"].to_numpy()[both]
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from precdiag.arbiter import Ruling
 from precdiag.finding import Row, row_of
 from precdiag.judge import Judged
 from precdiag.relative import floor_of
 from precdiag.rows import OUTPUT
-from precdiag.suspects import OUTPUT_BEYOND, Suspects, call_at
-
-if TYPE_CHECKING:
-    import numpy as np
+from precdiag.suspects import OUTPUT_BEYOND, Suspects, call_at, places
 
 JUMPS = 5
 # TF32 and HF32 keep 10 bits of the mantissa of what is multiplied: 2^-11 a factor, less once products are added up.
@@ -99,12 +95,3 @@ def _multiplies(judged: Judged, line: int) -> bool:
         return True
     held = dump.rows[(dump.rows["call"].cat.codes == position) & (dump.rows["slot"] == "parameters.weight")]
     return bool(len(held)) and str(held["shape"].iat[0]).count(",") >= 1
-
-
-def places(judged: Judged) -> np.ndarray:
-    """Where in its call each line that both sides have stands; -1 for the others."""
-    import numpy as np
-
-    rows = judged.rows
-    io = judged.baseline.rows["io"].to_numpy()[np.maximum(rows["baseline"].to_numpy(), 0)]
-    return np.where((rows["baseline"] >= 0) & (rows["candidate"] >= 0), io, -1)

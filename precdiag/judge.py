@@ -119,9 +119,8 @@ def judge(
 
 def pairs_of(baseline: Dump, candidate: Dump, pairing: Pairing) -> Pairs:
     """Return the two-sided lines of a pairing, in its order, for judgement."""
-    b, c = pairing.rows["baseline"].to_numpy(), pairing.rows["candidate"].to_numpy()
-    both = (b >= 0) & (c >= 0)
-    return Pairs(baseline, candidate, b[both], c[both])
+    both = pairing.rows[pairing.paired]
+    return Pairs(baseline, candidate, both["baseline"].to_numpy(), both["candidate"].to_numpy())
 
 
 def settle(
@@ -134,7 +133,7 @@ def settle(
     import numpy as np
 
     rows = pairing.rows.copy()
-    lines = np.flatnonzero(((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy())
+    lines = np.flatnonzero(pairing.paired)
     one_sided = np.where(rows["candidate"] < 0, BASELINE_ONLY, CANDIDATE_ONLY).astype(np.int8)
     rows["state"] = _scattered(one_sided, lines, pairs.state)
     rows["aspects"] = _scattered(np.zeros(len(rows), np.uint8), lines, pairs.aspects)

@@ -54,9 +54,7 @@ def judge_table(table: Table, policy: Policy) -> Judged:
     import numpy as np
 
     pairs = pairs_of(table.baseline, table.candidate, table.pairing)
-    rows = table.pairing.rows
-    both = ((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy()
-    cells = table.cells[both].reset_index(drop=True)
+    cells = table.cells[table.pairing.paired].reset_index(drop=True)
     _require_metrics(table, policy)
     notes = judge_pairs(pairs, lambda done, total: None)
     max_abs, max_rel = pairs.deltas.max_abs.copy(), pairs.deltas.max_rel.copy()

@@ -51,7 +51,7 @@ def incoming(judged: Judged, errors: Errors) -> Incoming:
 
     rows, calls = judged.rows, judged.baseline.calls
     call, size = rows["call"].to_numpy(), len(judged.pairing.calls)
-    paired = ((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy()
+    paired = judged.pairing.paired
     at = np.maximum(rows["baseline"].to_numpy(), 0)
     io = judged.baseline.rows["io"].to_numpy()[at]
     tensor = paired & judged.baseline.rows["tensor"].to_numpy()[at]

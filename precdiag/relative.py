@@ -49,7 +49,7 @@ def errors_of(judged: Judged) -> Errors:
     import numpy as np
 
     rows = judged.rows
-    lines = np.flatnonzero(((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy())
+    lines = np.flatnonzero(judged.pairing.paired)
     b, c = rows["baseline"].to_numpy()[lines], rows["candidate"].to_numpy()[lines]
     left, right = judged.baseline, judged.candidate
     tensor = left.rows["tensor"].to_numpy()[b] & right.rows["tensor"].to_numpy()[c]

@@ -84,9 +84,8 @@ def boundary_lines(judged: Judged, region: Region) -> np.ndarray:
     at = np.maximum(rows["baseline"].to_numpy(), 0)
     frame = judged.baseline.rows
     tensor = frame["tensor"].to_numpy()[at] & (frame["io"].to_numpy()[at] == place)
-    both = ((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy()
     here = judged.pairing.calls["baseline"].to_numpy()[rows["call"].to_numpy()] == region.behind[0]
-    return np.flatnonzero(here & tensor & both)
+    return np.flatnonzero(here & tensor & judged.pairing.paired)
 
 
 def explained_calls(replaced: Iterable[Replaced], recognised: Mapping[int, str]) -> dict[int, str]:

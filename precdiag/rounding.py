@@ -10,7 +10,7 @@ from precdiag.arbiter import BASELINE, CANDIDATE, NEITHER, Ruling, arbitrate
 from precdiag.cause import Cause, stack_at
 from precdiag.finding import Row, row_of
 from precdiag.given import given_integers, given_parameters, is_port
-from precdiag.growth import Jump, Level, jumps_of, like_tf32, places, profile_of
+from precdiag.growth import Jump, Level, jumps_of, like_tf32, profile_of
 from precdiag.judge import Judged, Scrutiny
 from precdiag.kinds import is_parameter
 from precdiag.noise import limit_of, noise_of
@@ -24,6 +24,7 @@ from precdiag.suspects import (
     PARAMETER_BEYOND,
     Suspects,
     differing_arguments,
+    places,
     suspects,
 )
 

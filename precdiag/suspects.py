@@ -60,8 +60,8 @@ def suspects(judged: Judged, *, fresh: bool) -> Suspects:
 
     errors = errors_of(judged)
     taken = incoming(judged, errors)
-    io, paired = _places(judged)
-    tensor = paired & taken.alike
+    io = places(judged)
+    tensor = (io >= 0) & taken.alike
     integer = tensor & np.isnan(errors.u) & (errors.e == np.inf)
     over = tensor & ~explained(errors.e, taken.e, taken.u, spans(judged))
     draws = _random_lines(judged, over & (io == OUTPUT))
@@ -91,6 +91,14 @@ def suspects(judged: Judged, *, fresh: bool) -> Suspects:
     return Suspects(errors, taken.e, taken.u, dict(sorted(found.items())), draws, routing, first[0], first[1], told)
 
 
+def places(judged: Judged) -> np.ndarray:
+    """Where in its call each line that both sides have stands; -1 for the others."""
+    import numpy as np
+
+    io = judged.baseline.rows["io"].to_numpy()[np.maximum(judged.rows["baseline"].to_numpy(), 0)]
+    return np.where(judged.pairing.paired, io, -1)
+
+
 def differing_arguments(judged: Judged, call: int | None = None) -> list[int]:
     """Return the lines of arguments that differ, of one call (a line of Pairing.calls) or of all."""
     import numpy as np
@@ -114,15 +122,6 @@ def call_at(judged: Judged, line: int) -> tuple[Dump, int]:
     """Return the dump and the position in its `calls` of the call that a line belongs to."""
     dump, at = side_of(judged, line)
     return dump, int(dump.rows["call"].cat.codes.iat[at])
-
-
-def _places(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
-    """Where in its call each line stands, and whether both sides have it."""
-    import numpy as np
-
-    rows = judged.rows
-    paired = ((rows["baseline"] >= 0) & (rows["candidate"] >= 0)).to_numpy()
-    return judged.baseline.rows["io"].to_numpy()[np.maximum(rows["baseline"].to_numpy(), 0)], paired
 
 
 def _random_lines(judged: Judged, where: np.ndarray) -> tuple[int, ...]:
