@@ -13,7 +13,7 @@ from precdiag.comparison import Comparison, PartResult
 from precdiag.conclude import behind, conclude, conclude_part
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UnreadableError, UsageError
-from precdiag.evidence import ARGUMENT, DIFFERENT, SHAPE, UNKNOWN
+from precdiag.evidence import ARGUMENT, SHAPE, UNKNOWN
 from precdiag.judge import Judged, Policy, judge
 from precdiag.layout import Part, Run, open_run, part_order
 from precdiag.parallelism import Parallelism, world_of
@@ -76,9 +76,7 @@ def unsharded(judged: Judged) -> Judged:
     import numpy as np
 
     rows = judged.rows.copy()
-    aspects = rows["aspects"].to_numpy()
-    differ = (rows["state"] == DIFFERENT).to_numpy()
-    apart = differ & ((aspects & (SHAPE | ARGUMENT)) != 0)
+    apart = judged.differs_in(SHAPE | ARGUMENT)
     rows.loc[apart, "state"] = UNKNOWN
     rows.loc[apart, "aspects"] = 0
     rows.loc[apart, "reason"] = SHARDED

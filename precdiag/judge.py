@@ -93,6 +93,13 @@ class Judged:
         """Single values of `rows`."""
         return Lookup(self.rows)
 
+    def differs_in(self, aspects: int) -> np.ndarray:
+        """Mark the lines that differ in any of some aspects (bits of evidence.py): bool of len(rows)."""
+        import numpy as np
+
+        state, differing = self.rows["state"].to_numpy(), self.rows["aspects"].to_numpy()
+        return np.asarray((state == DIFFERENT) & ((differing & aspects) != 0))
+
     def name(self, line: int) -> str:
         """Return the row name of a line: the baseline's, the candidate's where only that has it."""
         b, c = int(self.cell("baseline", line)), int(self.cell("candidate", line))

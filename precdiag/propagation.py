@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from precdiag.evidence import DIFFERENT, EXCLUDED, SHAPE
+from precdiag.evidence import EXCLUDED, SHAPE
 from precdiag.judge import Judged
 from precdiag.relative import Errors
+from precdiag.replaced import largest_before
 from precdiag.rows import INPUT, OUTPUT
 from precdiag.statistic import element_counts
 
@@ -62,7 +63,7 @@ def incoming(judged: Judged, errors: Errors) -> Incoming:
     # Modules are paired by their path: where their shapes differ, other elements were chosen.
     api = (calls["module"] == "").to_numpy()[position]
     unlike = np.zeros(size, dtype=bool)
-    unlike[call[_other_shape(judged) & api[call]]] = True
+    unlike[call[judged.differs_in(SHAPE) & api[call]]] = True
     unlike[backward[unlike[forward]]] = True
     alike = ~unlike
     untold = tensor & np.isnan(errors.e) & (rows["state"] != EXCLUDED).to_numpy()
@@ -78,7 +79,7 @@ def incoming(judged: Judged, errors: Errors) -> Incoming:
         np.fmax.at(own, to, whole[of])
         np.fmax.at(roundoff, to, roundoff[of])
     firm = counted & trusted[call]
-    level, anywhere = _level(np.where(firm, errors.e, np.nan)), _level(errors.e)
+    level, anywhere = largest_before(np.where(firm, errors.e, np.nan)), largest_before(errors.e)
     # What a replaced region takes in is not paired: like an input, its result stands behind all that precedes it.
     replaced = (judged.pairing.calls[["baseline", "candidate"]] < 0).any(axis=1).to_numpy()[call]
     estimated = (io == OUTPUT) & (~errors.exact | replaced)
@@ -94,21 +95,6 @@ def _largest(call: np.ndarray, values: np.ndarray, where: np.ndarray, size: int)
     largest = np.full(size, np.nan)
     np.fmax.at(largest, call[where], values[where])
     return largest
-
-
-def _level(e: np.ndarray) -> np.ndarray:
-    """The largest finite error of the lines before each line."""
-    import numpy as np
-
-    finite = np.where(np.isfinite(e), e, 0.0)
-    return np.concatenate([[0.0], np.maximum.accumulate(finite)[:-1]]) if len(e) else finite
-
-
-def _other_shape(judged: Judged) -> np.ndarray:
-    import numpy as np
-
-    rows = judged.rows
-    return np.asarray((rows["state"] == DIFFERENT) & ((rows["aspects"] & SHAPE) != 0))
 
 
 def _trusted(judged: Judged) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from precdiag.dump import Dump, fingerprints
-from precdiag.evidence import ARGUMENT, DIFFERENT, SHAPE, VALUE
+from precdiag.evidence import ARGUMENT, SHAPE, VALUE
 from precdiag.finding import side_of
 from precdiag.given import weights
 from precdiag.judge import Judged
@@ -103,10 +103,9 @@ def differing_arguments(judged: Judged, call: int | None = None) -> list[int]:
     """Return the lines of arguments that differ, of one call (a line of Pairing.calls) or of all."""
     import numpy as np
 
-    rows = judged.rows
-    differ = (rows["state"] == DIFFERENT).to_numpy() & ((rows["aspects"].to_numpy() & ARGUMENT) != 0)
+    differ = judged.differs_in(ARGUMENT)
     if call is not None:
-        differ &= (rows["call"] == call).to_numpy()
+        differ &= (judged.rows["call"] == call).to_numpy()
     lines: list[int] = np.flatnonzero(differ).tolist()
     return lines
 
@@ -161,9 +160,8 @@ def _other_elements(judged: Judged, chosen: np.ndarray) -> list[int]:
     """
     import numpy as np
 
-    rows = judged.rows
-    shapes = np.flatnonzero((rows["state"] == DIFFERENT).to_numpy() & ((rows["aspects"].to_numpy() & SHAPE) != 0))
-    position = judged.pairing.calls["baseline"].to_numpy()[rows["call"].to_numpy()[shapes]]
+    shapes = np.flatnonzero(judged.differs_in(SHAPE))
+    position = judged.pairing.calls["baseline"].to_numpy()[judged.rows["call"].to_numpy()[shapes]]
     modules = (judged.baseline.calls["module"] != "").to_numpy()[position]
     return [*chosen.tolist(), *shapes[modules].tolist()]
 
@@ -201,10 +199,9 @@ def _parameters(judged: Judged, io: np.ndarray) -> list[int]:
     """Parameters that differ in value: of modules, and in the slots of functions that take a weight."""
     import numpy as np
 
-    rows, dump = judged.rows, judged.baseline
-    differ = (rows["state"] == DIFFERENT).to_numpy() & ((rows["aspects"].to_numpy() & VALUE) != 0)
+    dump, differ = judged.baseline, judged.differs_in(VALUE)
     given = np.flatnonzero(differ & (io == INPUT))
-    at = rows["baseline"].to_numpy()[given]
+    at = judged.rows["baseline"].to_numpy()[given]
     weight = weights(dump)[at]
     if weight.any():
         weight &= ~_made(dump)[at]
