@@ -55,10 +55,18 @@ def given_integers(judged: Judged) -> tuple[int, int]:
     integral = [not _floats(name) for name in rows["dtype"].cat.categories]
     wanted = np.array([*integral, False])[rows["dtype"].cat.codes.to_numpy()] & rows["tensor"].to_numpy()
     prints = fingerprints(dump)
-    made = prints[(rows["io"] == OUTPUT).to_numpy()]
-    wanted &= (rows["io"] == INPUT).to_numpy() & (prints != 0) & ~np.isin(prints, made)
+    wanted &= (rows["io"] == INPUT).to_numpy() & (prints != 0) & ~made(dump)
     chosen = wanted[at]
     return _counted(prints[at[chosen]], state[chosen])
+
+
+def made(dump: Dump) -> np.ndarray:
+    """Mark the rows whose value some dumped call gave out: bool of len(rows)."""
+    import numpy as np
+
+    prints = fingerprints(dump)
+    given_out = prints[(dump.rows["io"] == OUTPUT).to_numpy()]
+    return np.isin(prints, given_out[given_out != 0])
 
 
 def is_port(judged: Judged) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from precdiag.dump import Dump, fingerprints
+from precdiag.dump import Dump
 from precdiag.evidence import ARGUMENT, SHAPE, VALUE
 from precdiag.finding import side_of
-from precdiag.given import weights
+from precdiag.given import made, weights
 from precdiag.judge import Judged
 from precdiag.operations import is_random, is_routing
 from precdiag.propagation import incoming
@@ -182,17 +182,8 @@ def _given_integers(judged: Judged, errors: Errors, where: np.ndarray) -> list[i
     lines = np.flatnonzero(where)
     if not len(lines):
         return []
-    given: list[int] = lines[~_made(judged.baseline)[judged.rows["baseline"].to_numpy()[lines]]].tolist()
+    given: list[int] = lines[~made(judged.baseline)[judged.rows["baseline"].to_numpy()[lines]]].tolist()
     return given
-
-
-def _made(dump: Dump) -> np.ndarray:
-    """Mark the rows whose value some dumped call gave out: bool of len(rows)."""
-    import numpy as np
-
-    prints = fingerprints(dump)
-    made = prints[(dump.rows["io"] == OUTPUT).to_numpy()]
-    return np.isin(prints, made[made != 0])
 
 
 def _parameters(judged: Judged, io: np.ndarray) -> list[int]:
@@ -204,6 +195,6 @@ def _parameters(judged: Judged, io: np.ndarray) -> list[int]:
     at = judged.rows["baseline"].to_numpy()[given]
     weight = weights(dump)[at]
     if weight.any():
-        weight &= ~_made(dump)[at]
+        weight &= ~made(dump)[at]
     lines: list[int] = sorted([*np.flatnonzero(differ & (io == PARAMETER)).tolist(), *given[weight].tolist()])
     return lines
