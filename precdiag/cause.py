@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from precdiag.evidence import ARGUMENT, DIFFERENT, DTYPE, EQUAL, SHAPE
-from precdiag.finding import Row, is_beyond, row_of, side_of
+from precdiag.finding import Row, call_at, is_beyond, row_of
 from precdiag.judge import Judged
 from precdiag.kinds import PARAMETER_KIND, UPDATE, explain, is_parameter
 from precdiag.onesided import unexplained
@@ -123,6 +123,5 @@ def _independent(judged: Judged, line: int) -> Row | None:
 
 
 def _is_forward_leaf(judged: Judged, line: int) -> bool:
-    dump, at = side_of(judged, line)
-    position = int(dump.rows["call"].cat.codes.iat[at])
+    dump, position = call_at(judged, line)
     return dump.calls["phase"].iat[position] == "forward" and not bool((dump.calls["parent"] == position).any())

@@ -98,6 +98,12 @@ def side_of(judged: Judged, line: int) -> tuple[Dump, int]:
     return (judged.baseline, b) if b >= 0 else (judged.candidate, c)
 
 
+def call_at(judged: Judged, line: int) -> tuple[Dump, int]:
+    """Return the dump and the position in its `calls` of the call that a line belongs to."""
+    dump, at = side_of(judged, line)
+    return dump, dump.cell.code("call", at)
+
+
 def is_paired(judged: Judged, line: int) -> bool:
     """Tell whether both sides have the row of a line."""
     return int(judged.cell("baseline", line)) >= 0 and int(judged.cell("candidate", line)) >= 0

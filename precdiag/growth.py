@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from precdiag.arbiter import Ruling
-from precdiag.finding import Row, row_of
+from precdiag.finding import Row, call_at, row_of
 from precdiag.judge import Judged
 from precdiag.relative import floor_of
 from precdiag.rows import OUTPUT
-from precdiag.suspects import OUTPUT_BEYOND, Suspects, call_at, places
+from precdiag.suspects import OUTPUT_BEYOND, Suspects, places
 
 JUMPS = 5
 # TF32 and HF32 keep 10 bits of the mantissa of what is multiplied: 2^-11 a factor, less once products are added up.

@@ -101,7 +101,7 @@ def _explain_one_sided(judged: Judged, line: int, state: int, replaced: tuple[Re
 def _explain_input(judged: Judged, line: int) -> tuple[str, str, str]:
     dump, at = side_of(judged, line)
     row = dump.rows.iloc[at]
-    call = dump.calls.iloc[int(dump.rows["call"].cat.codes.iat[at])]
+    call = dump.calls.iloc[dump.cell.code("call", at)]
     producer = _producer(judged.baseline, int(judged.rows["baseline"].iat[line]))
     integral = not str(row["dtype"]).rpartition(".")[2].lower().startswith(("float", "bfloat", "complex"))
     if producer is None and call["phase"] == "forward" and (integral or int(row["requires_grad"]) == 0):
@@ -120,9 +120,9 @@ def _explain_input(judged: Judged, line: int) -> tuple[str, str, str]:
 
 def _explain_output(judged: Judged, line: int) -> tuple[str, str, str]:
     dump, at = side_of(judged, line)
-    position = int(dump.rows["call"].cat.codes.iat[at])
+    position = dump.cell.code("call", at)
     call = dump.calls.iloc[position]
-    arguments = _arguments(dump, position)
+    arguments = arguments_of(dump, position)
     proof = _input_proof(judged, line)
     if call["phase"] == "forward" and is_random(call["operation"], arguments):
         why = f"it draws random numbers and the generators of the two sides differ{proof}"
@@ -164,7 +164,7 @@ def _input_proof(judged: Judged, line: int) -> str:
 def is_parameter(judged: Judged, line: int) -> bool:
     """A known weight slot, a value that stands in a parameters row, or a leaf that needs a gradient at L1."""
     dump, at = judged.baseline, int(judged.rows["baseline"].iat[line])
-    call = dump.calls.iloc[int(dump.rows["call"].cat.codes.iat[at])]
+    call = dump.calls.iloc[dump.cell.code("call", at)]
     if call["phase"] != "forward":
         return False
     if dump.rows["slot"].iat[at] in WEIGHT_SLOTS.get(call["operation"], ()):
@@ -196,7 +196,8 @@ def _has_gap(dump: Dump) -> bool:
     return skips_counters(dump.calls)
 
 
-def _arguments(dump: Dump, position: int) -> dict[str, str]:
+def arguments_of(dump: Dump, position: int) -> dict[str, str]:
+    """Return the scalar arguments of one call by slot (`input.1` → `0.1`)."""
     rows = dump.rows[dump.rows["call"].cat.codes == position]
     rows = rows[~rows["tensor"]]
     return {str(slot): str(value) for slot, value in zip(rows["slot"], rows["value"], strict=True)}

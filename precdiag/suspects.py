@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from precdiag.dump import Dump
 from precdiag.evidence import ARGUMENT, SHAPE, VALUE
-from precdiag.finding import side_of
+from precdiag.finding import call_at
 from precdiag.given import made, weights
 from precdiag.judge import Judged
+from precdiag.kinds import arguments_of
 from precdiag.operations import is_random, is_routing
 from precdiag.propagation import incoming
 from precdiag.relative import HALF, Errors, errors_of, explained
@@ -108,19 +107,6 @@ def differing_arguments(judged: Judged, call: int | None = None) -> list[int]:
         differ &= (judged.rows["call"] == call).to_numpy()
     lines: list[int] = np.flatnonzero(differ).tolist()
     return lines
-
-
-def arguments_of(dump: Dump, position: int) -> Mapping[str, str]:
-    """Return the scalar arguments of one call by slot (`input.1` → `0.1`)."""
-    rows = dump.rows[dump.rows["call"].cat.codes == position]
-    rows = rows[~rows["tensor"]]
-    return {str(slot): str(value) for slot, value in zip(rows["slot"], rows["value"], strict=True)}
-
-
-def call_at(judged: Judged, line: int) -> tuple[Dump, int]:
-    """Return the dump and the position in its `calls` of the call that a line belongs to."""
-    dump, at = side_of(judged, line)
-    return dump, int(dump.rows["call"].cat.codes.iat[at])
 
 
 def _random_lines(judged: Judged, where: np.ndarray) -> tuple[int, ...]:
