@@ -30,6 +30,11 @@ class Jump:
     u: float
     ruling: Ruling | None = None
 
+    @property
+    def times(self) -> float:
+        """How many times larger the error became; what comes in counts as u at least."""
+        return self.e_out / max(self.e_in, self.u)
+
 
 @dataclass(frozen=True)
 class Level:

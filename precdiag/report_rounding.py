@@ -192,9 +192,8 @@ def _thinned(levels: Sequence[Level], marked: tuple[str, str]) -> list[Level]:
 def _jumps(jumps: Sequence[Jump]) -> Table:
     table = plain_table("row", "in", "out", "times", "float64", right=("in", "out", "times"), wide="row")
     for jump in jumps:
-        times = jump.e_out / max(jump.e_in, jump.u)
         off = "" if jump.ruling is None else _OFF.get(jump.ruling.off, f"{jump.ruling.off} off")
-        numbers = (in_units(jump.e_in, jump.u), in_units(jump.e_out, jump.u), f"{times:.3g}")
+        numbers = (in_units(jump.e_in, jump.u), in_units(jump.e_out, jump.u), f"{jump.times:.3g}")
         table.add_row(jump.row.name, *numbers, off)
     return table
 

@@ -86,7 +86,7 @@ def row_to_reproduce(rounding: Rounding) -> Row | None:
     if rounding.beyond is not None:
         return rounding.beyond.row
     jumps = rounding.jumps
-    return max(jumps, key=lambda jump: jump.e_out / max(jump.e_in, jump.u)).row if jumps else None
+    return max(jumps, key=lambda jump: jump.times).row if jumps else None
 
 
 def write_repro(folder: Path, baseline: Dump, candidate: Dump, names: tuple[str, str]) -> Path:
