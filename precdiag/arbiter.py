@@ -79,7 +79,7 @@ def local_error(call: Call, slot: str, u: float) -> tuple[float, float]:
     if slot not in exact:
         raise UnreplayableError("this output is not replayed")
     moved = run(perturbed(call, u), torch.float64)[slot]
-    allowed = float(floor_of_one(u)) + GAIN * distance(exact[slot], moved)
+    allowed = float(floor_of(u)) + GAIN * distance(exact[slot], moved)
     return distance(exact[slot], call.outputs[slot]), allowed
 
 
@@ -91,10 +91,3 @@ def distance(exact: Tensor, other: Tensor) -> float:
         return math.inf
     error, norm = float((b - a)[finite].norm()), float(a[finite].norm())
     return 0.0 if error == 0 else math.inf if norm == 0 else error / norm
-
-
-def floor_of_one(u: float) -> float:
-    """Return relative.floor_of for one roundoff."""
-    import numpy as np
-
-    return float(floor_of(np.array(u)))

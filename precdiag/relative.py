@@ -70,8 +70,9 @@ def errors_of(judged: Judged) -> Errors:
     e[~comparable] = np.nan
     marked = np.zeros(len(rows), dtype=bool)
     marked[lines] = exact
-    scattered = [_scattered(len(rows), lines, column) for column in (e, u, left.rows["norm"].to_numpy()[b])]
-    return Errors(scattered[0], scattered[1], scattered[2], marked)
+    columns = np.full((3, len(rows)), np.nan)
+    columns[:, lines] = e, u, left.rows["norm"].to_numpy()[b]
+    return Errors(columns[0], columns[1], columns[2], marked)
 
 
 def roundoff(dtype: pd.Series[str]) -> np.ndarray:
@@ -83,11 +84,11 @@ def roundoff(dtype: pd.Series[str]) -> np.ndarray:
     return np.array([*table, np.nan])[dtype.cat.codes.to_numpy()]
 
 
-def floor_of(u: np.ndarray) -> np.ndarray:
+def floor_of(u: np.ndarray | float) -> np.ndarray:
     """Return the error that one call's rounding alone may leave, relative: 2u for half precision, 8u for float32."""
     import numpy as np
 
-    return np.asarray(np.where(u >= HALF, FLOOR_HALF, FLOOR_SINGLE) * u)
+    return np.asarray(np.where(np.asarray(u) >= HALF, FLOOR_HALF, FLOOR_SINGLE) * u)
 
 
 def explained(e_out: np.ndarray, e_in: np.ndarray, u: np.ndarray, calls: np.ndarray | int = 1) -> np.ndarray:
@@ -123,11 +124,3 @@ def _from_statistics(left: Dump, right: Dump, b: np.ndarray, c: np.ndarray) -> n
     share = np.where(stands, share, np.nan)
     e: np.ndarray = np.fmax.reduce(share, axis=0)
     return e
-
-
-def _scattered(size: int, lines: np.ndarray, values: np.ndarray) -> np.ndarray:
-    import numpy as np
-
-    column = np.full(size, np.nan)
-    column[lines] = values
-    return column
