@@ -32,7 +32,6 @@ _PLAIN = frozenset(
     | {"binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_similarity", "masked_fill", "where"}
     | {"cat", "stack", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "interpolate", "maximum", "minimum", "tril"}
 )
-_ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 # Standard modules whose constructor's arguments do not change what they compute, or by their defaults: the function,
 # and what it takes behind the inputs. A module built with others is off on both sides alike, which proves nothing.
 _MODULES: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -39,10 +39,9 @@ class StatisticDeltas:
     them proves that values differ. rounding: only Mean or Norm differ, by no more than a reduction rounds, which
     proves nothing. narrowing: they differ by no more than rounding to the narrower of the two dtypes. constant: all
     elements are one finite number, the same on both sides, which proves that values are equal. nonfinite: bit 1
-    where the baseline has NaN or Inf, 2 the candidate. nonfinite_differs: NaN or Inf on one side, or of different
-    sign. max_abs: the largest |Δ| of an element that the statistics prove (|ΔMax|, |ΔMin|, |ΔMean|, |ΔNorm|/√n).
-    max_rel: |Δ| / max(|Max|, |Min|) of the baseline for Max, Min and Mean, |Δ| / Norm for Norm; 0/0 is 0, x/0 is
-    inf. Both are NaN where not comparable.
+    where the baseline has NaN or Inf, 2 the candidate. max_abs: the largest |Δ| of an element that the statistics
+    prove (|ΔMax|, |ΔMin|, |ΔMean|, |ΔNorm|/√n). max_rel: |Δ| / max(|Max|, |Min|) of the baseline for Max, Min and
+    Mean, |Δ| / Norm for Norm; 0/0 is 0, x/0 is inf. Both are NaN where not comparable.
     """
 
     comparable: np.ndarray
@@ -53,7 +52,6 @@ class StatisticDeltas:
     narrowing: np.ndarray
     constant: np.ndarray
     nonfinite: np.ndarray
-    nonfinite_differs: np.ndarray
     max_abs: np.ndarray
     max_rel: np.ndarray
 
@@ -96,7 +94,6 @@ def compare_statistics(baseline: Dump, candidate: Dump, b: np.ndarray, c: np.nda
         narrowing=narrowing & ~text_differs,
         constant=stands[_MAX] & stands[_MIN] & equal[_MAX] & equal[_MIN] & finite[_MAX] & (left[_MAX] == left[_MIN]),
         nonfinite=_nonfinite(baseline)[b] | (_nonfinite(candidate)[c] << 1),
-        nonfinite_differs=(~equal & ~finite)[:_NORM].any(axis=0),
         max_abs=np.where(comparable, max_abs, np.nan),
         max_rel=np.where(comparable, max_rel, np.nan),
     )

@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from precdiag.tensors import TensorPair, compare_files, require_torch
+from precdiag.tensors import ZIP_MAGIC, TensorPair, compare_files, require_torch
 from precdiag.workers import Resources, each
 
 # Read so much of both files at a time: it stays in the cache, where comparing costs a tenth of reading.
@@ -76,7 +76,7 @@ def _is_whole_tensor(file: BinaryIO, size: int) -> bool:
         return False
     head = os.pread(file.fileno(), _HEAD_BYTES, 0)
     end = os.pread(file.fileno(), _END_BYTES, size - _END_BYTES)
-    return head.startswith(b"PK\x03\x04") and _PICKLE_OF_A_TENSOR in head and end.startswith(_END_OF_ARCHIVE)
+    return head.startswith(ZIP_MAGIC) and _PICKLE_OF_A_TENSOR in head and end.startswith(_END_OF_ARCHIVE)
 
 
 def _same_content(left: BinaryIO, right: BinaryIO, size: int) -> bool:
