@@ -11,6 +11,7 @@ from precdiag.dump import Dump
 from precdiag.errors import one_line
 from precdiag.operations import is_random
 from precdiag.rows import INPUT, OUTPUT, PARAMETER
+from precdiag.source import forward_of
 from precdiag.tensors import load
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ _MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "CrossEntropyLoss": ("cross_entropy", ()),
     "MSELoss": ("mse_loss", ()),
 }
-_PHASE = re.compile(r"\.(?:backward|parameters_grad)\b")
-_DEFAULT_INDEX = re.compile(r"\.forward\Z")
 
 
 class UnreplayableError(Exception):
@@ -80,8 +79,7 @@ def rebuild(dump: Dump, name: str) -> Call:
     phase = str(dump.calls["phase"].iat[_position(dump, name)])
     if phase == "forward":
         return _forward(dump, name)
-    forward = _PHASE.sub(".forward", name)
-    call = _forward(dump, f"{forward}.0" if phase == "parameters_grad" and _DEFAULT_INDEX.search(forward) else forward)
+    call = _forward(dump, forward_of(name))
     outputs = {slot: _tensor(dump, row) for slot, row, io in rows if io == OUTPUT and _is_tensor(dump, row)}
     gradient = _gradient(dump, name, phase)
     module = name.startswith("Module.")
@@ -251,10 +249,10 @@ def _resolve(name: str) -> Any:
 
 
 def _position(dump: Dump, name: str) -> int:
-    at = dump.calls.index[dump.calls["name"] == name]
-    if not len(at):
+    at = int(dump.rows["call"].cat.categories.get_indexer([name])[0])
+    if at < 0:
         raise UnreplayableError(f"{name} was not dumped")
-    return int(at[0])
+    return at
 
 
 def _rows_of(dump: Dump, name: str) -> list[tuple[str, int, int]]:

@@ -36,13 +36,15 @@ def stack_of(dump: Dump, call: str) -> tuple[str, ...]:
     Backward and parameters_grad calls have no stack of their own: theirs is that of the forward call of the same name
     and index.
     """
-    stack = dump.stack(call)
-    if stack:
-        return stack
+    return dump.stack(call) or dump.stack(forward_of(call))
+
+
+def forward_of(call: str) -> str:
+    """Return the name of the forward call that a backward call or a module's gradients belong to."""
     forward = _COUNTER.sub(lambda match: f".forward{match['index'] or ''}", call)
     if forward.startswith(("Module.", "Cell.")) and re.search(r"\.forward\Z", forward):
         forward += ".0"  # parameters_grad as 1.x and 8.x write it, without a counter
-    return dump.stack(forward)
+    return forward
 
 
 def source_of(stack: tuple[str, ...]) -> Source | None:
