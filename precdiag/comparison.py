@@ -88,7 +88,7 @@ class PartResult:
     @property
     def at(self) -> tuple[str, int]:
         """The stage and step, for telling which parts precede which."""
-        return self.place.stage, -1 if self.place.step is None else self.place.step
+        return self.place.at
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class PartSurvey:
     @property
     def at(self) -> tuple[str, int]:
         """The stage and step, for telling which parts precede which."""
-        return self.part.stage, -1 if self.part.step is None else self.part.step
+        return self.part.at
 
 
 def survey_part(part: Part, limit: int = 1000) -> PartSurvey:

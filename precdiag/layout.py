@@ -36,6 +36,11 @@ class Part:
     peers: tuple[tuple[int, int], ...] = ()
 
     @property
+    def at(self) -> tuple[str, int]:
+        """The stage and step, for telling which parts precede which."""
+        return self.stage, -1 if self.step is None else self.step
+
+    @property
     def label(self) -> str:
         """How the part is named to people: `actor step 3 rank 1`."""
         step = "step -" if self.step is None else f"step {self.step}"

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from precdiag.communication import Communication
-from precdiag.layout import Part
+from precdiag.inspection import PartSurvey
 from precdiag.origin import BETWEEN, GENERATED, INPUT_KIND, PARAMETER_KIND, Origin
 from precdiag.ranks import earliest
 
 
-@dataclass(frozen=True)
-class Located:
-    """What one part says: its origin if it has one, its communication, and why it could not be read."""
-
-    part: Part
-    origin: Origin | None
-    communications: tuple[Communication, ...] = ()
-    error: str | None = None
-
-    @property
-    def at(self) -> tuple[str, int]:
-        """The stage and step."""
-        return self.part.stage, -1 if self.part.step is None else self.part.step
-
-
-def earliest_origin(parts: Sequence[Located]) -> Origin | None:
+def earliest_origin(parts: Sequence[PartSurvey]) -> Origin | None:
     """Name the first origin: the earliest step wins, among its ranks the order of communication.
 
     `also` names what cannot be told apart. Gradients are averaged between ranks by work that no hook sees
@@ -63,7 +47,7 @@ def _settled(origin: Origin, ranks: int) -> Origin:
     )
 
 
-def _after_earlier_steps(origin: Origin, parts: Sequence[Located], at: tuple[str, int]) -> Origin:
+def _after_earlier_steps(origin: Origin, parts: Sequence[PartSurvey], at: tuple[str, int]) -> Origin:
     earlier = [part for part in parts if part.at[0] == at[0] and part.at < at and part.part.rank == origin.row.rank]
     if not earlier or earlier[-1].error is not None:
         return origin

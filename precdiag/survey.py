@@ -13,7 +13,7 @@ from precdiag.lossnan import LossFinding, own_log, read_loss
 from precdiag.nonfinite import KILLED, PROPAGATED
 from precdiag.origin import Origin
 from precdiag.parts import Selection, selected
-from precdiag.precedence import Located, earliest_origin
+from precdiag.precedence import earliest_origin
 
 NON_FINITE, FINITE, NOT_READABLE = "non-finite", "finite", "not-readable"
 
@@ -95,7 +95,7 @@ def _without_recovered(parts: tuple[PartSurvey, ...]) -> tuple[PartSurvey, ...]:
 def _concluded(path: Path, limit: int, parts: tuple[PartSurvey, ...], loss: LossFinding | None) -> Survey:
     """Draw the verdict from all parts: the earliest step decides, and what could not be looked at is never a pass."""
     coverage = sum((part.coverage for part in parts), Coverage())
-    origin = earliest_origin([Located(part.part, part.origin, part.communications, part.error) for part in parts])
+    origin = earliest_origin(parts)
     unreadable = [part for part in parts if part.error is not None]
     notes = [f"{part.part.label}: {part.error}" for part in unreadable]
     if any(part.xor for part in parts):
