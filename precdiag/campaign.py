@@ -17,7 +17,7 @@ from precdiag.collection import LOG, Collection, SideCommand
 from precdiag.collection import Side as SideName
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
 from precdiag.proof import prove
-from precdiag.session import SETTINGS, Request, write_json
+from precdiag.session import SETTINGS, Request, request_from, write_json
 from precdiag.sides import Side, collected
 
 STATE = "localize.json"
@@ -182,14 +182,11 @@ def read_plan(folder: Path) -> Plan:
     """Read what a search in `folder` started from. Raises UnreadableError where there is none."""
     try:
         plan = json.loads((folder / STATE).read_text(encoding="utf-8"))["plan"]
-        request: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in plan["base"].items()
-        }
         commands = {
             side: SideCommand(tuple(entry["words"]), Path(entry["cwd"]), entry["env"])
             for side, entry in plan["commands"].items()
         }
-        return Plan(plan["given"], commands, tuple(plan["wanted"]), Request(**request), plan["cross_device"])
+        return Plan(plan["given"], commands, tuple(plan["wanted"]), request_from(plan["base"]), plan["cross_device"])
     except FileNotFoundError as error:
         raise UnreadableError(f"{folder}: no search to go on with ({STATE})", hint="precdiag localize --run") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

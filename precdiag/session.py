@@ -125,11 +125,13 @@ def write_settings(folder: Path, request: Request, dump: Path, *, side: str, ide
 def request_in(folder: Path) -> Request:
     """Return the request that session.json in `folder` was written from."""
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    known: dict[str, Any] = {}
-    for each in fields(Request):
-        value = settings[each.name]
-        known[each.name] = tuple(value) if isinstance(value, list) else value
-    return Request(**known)
+    return request_from({each.name: settings[each.name] for each in fields(Request)})
+
+
+def request_from(document: Mapping[str, Any]) -> Request:
+    """Return the request that JSON was written from, a list for every tuple. Raises TypeError for keys it has not."""
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in document.items()}
+    return Request(**values)
 
 
 def hook_environment(folder: Path, environ: Mapping[str, str], inject: Path = INJECT) -> dict[str, str]:
