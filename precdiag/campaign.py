@@ -197,7 +197,7 @@ def check_same(folder: Path, plan: Plan) -> None:
     """Raise UsageError where `folder` holds a search that started from something else, or no search but its stages."""
     if not (folder / STATE).exists() and (folder.is_file() or any(folder.glob("[0-9][0-9]-*"))):
         raise UsageError(f"{folder} is there, and no search ({STATE})", hint="choose another --out")
-    if (folder / STATE).exists() and _plan_document(read_plan(folder)) != _plan_document(plan):
+    if (folder / STATE).exists() and read_plan(folder) != plan:
         raise UsageError(
             f"{folder} holds a search of other commands, logs or settings",
             hint=f"choose another --out, or go on with it: precdiag localize --continue {folder}",
@@ -209,12 +209,11 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
         side: {"words": list(command.words), "cwd": str(command.cwd), "env": dict(command.env)}
         for side, command in plan.commands.items()
     }
-    base = {key: _listed(value) for key, value in asdict(plan.base).items()}
     return {
         "given": dict(plan.given),
         "commands": commands,
         "wanted": list(plan.wanted),
-        "base": base,
+        "base": asdict(plan.base),
         "cross_device": plan.cross_device,
     }
 
