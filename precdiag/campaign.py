@@ -87,13 +87,12 @@ class Stages:
         place = self.folder / numbered.name
         wanted = stage.sides or self.plan.wanted
         missing = [side for side in wanted if not _complete(place / side, stage.request)]
-        if missing:
-            self._run(numbered, place, missing)
+        found = self._run(numbered, place, missing) if missing else collected(place)
         self.done.append(numbered)
         self._write("done")
-        return collected(place)
+        return found
 
-    def _run(self, stage: Stage, place: Path, missing: list[SideName]) -> None:
+    def _run(self, stage: Stage, place: Path, missing: list[SideName]) -> dict[SideName, Side]:
         variables = {} if stage.whole else UNBUFFERED
         commands = {side: _changed(command, stage.words, variables) for side, command in self.plan.commands.items()}
         here = {side: commands[side] for side in missing if side in commands}
@@ -115,12 +114,13 @@ class Stages:
             where = " and ".join(f"{place / side}" for side in elsewhere)
             why = f"{stage.name}: run it where {' and '.join(elsewhere)} can run, and put what it leaves at {where}"
             raise StageError(why, (*lines, resume))
+        found = collected(place)
         for side in here:
-            proof = prove(place / side)
-            if not proof.complete:
+            if found[side].unfinished is not None:
                 status = f"ended with status {ended[side]} and " if ended.get(side) else ""
-                why = f"{stage.name}: the {side} {status}left no whole evidence: {proof.reason}"
+                why = f"{stage.name}: the {side} {status}left no whole evidence: {found[side].unfinished}"
                 raise StageError(f"{why}; what it printed is in {place / side / LOG}", (resume,))
+        return found
 
     def _collect(
         self,
