@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,29 +106,25 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 Collect = Callable[..., Path]
 
 
+def candidate(folder: Path, options: Sequence[str], words: Sequence[object]) -> Path:
+    """Collect what Python runs with `words` as the candidate; return the side's folder."""
+    collect = ("-m", "precdiag", "collect", "--out", folder / "run", "--quiet", "--side", "candidate", *options)
+    command = map(str, (sys.executable, *collect, "--", sys.executable, *words))
+    run = subprocess.run(list(command), capture_output=True, text=True, check=False, timeout=300)
+    assert run.returncode == 0, run.stdout
+    return folder / "run" / "candidate"
+
+
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collect:
     """Collect a model with its faults, one process a rank and one fault a step; return the dump's folder."""
 
     @functools.cache
     def collect(model: str, *options: str) -> Path:
-        out = tmp_path_factory.mktemp(model) / "run"
         faults = list(globals()[model.upper()])
         launcher = TORCHRUN if model == "parallel" else ()
-        words = [sys.executable, "-m", "precdiag", "collect", "--out", out, "--quiet", "--side", "candidate", *options]
-        words += [
-            "--step",
-            f"0-{len(faults) - 1}",
-            "--",
-            sys.executable,
-            *launcher,
-            SCRIPTS / "planted.py",
-            model,
-            *faults,
-        ]
-        run = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, timeout=300)
-        assert run.returncode == 0, run.stdout
-        return out / "candidate" / "dump"
+        words = (*launcher, SCRIPTS / "planted.py", model, *faults)
+        return candidate(tmp_path_factory.mktemp(model), (*options, "--step", f"0-{len(faults) - 1}"), words) / "dump"
 
     return collect
 
@@ -245,25 +241,18 @@ def test_the_collections_own_log_is_read_where_no_step_is_chosen(collected: Coll
 
 
 def test_healthy_uses_of_infinity_raise_no_alarm(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "precdiag", "collect", "--out", tmp_path / "run", "--quiet", "--side", "candidate"]
-    words += ["--step", f"0-{HEALTHY_USES - 1}", "--", sys.executable, SCRIPTS / "masks.py"]
-    run = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, timeout=300)
-    assert run.returncode == 0, run.stdout
-    found = survey(tmp_path / "run" / "candidate")
+    found = survey(candidate(tmp_path, ("--step", f"0-{HEALTHY_USES - 1}"), [SCRIPTS / "masks.py"]))
     assert {part.part.step: part.origin.row.name for part in found.parts if part.origin is not None} == {}
     assert len(found.parts) == HEALTHY_USES
     assert sum(bool(part.excluded) for part in found.parts) == HEALTHY_USES - WITHOUT_INFINITY
 
 
 def test_the_first_steps_of_a_grad_scaler_are_healthy_once_it_has_recovered(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "precdiag", "collect", "--out", tmp_path / "run", "--quiet", "--side", "candidate"]
-    words += ["--level", "mix", "--step", "0-5", "--", sys.executable, SCRIPTS / "scaler.py"]
-    run = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, timeout=300)
-    assert run.returncode == 0, run.stdout
-    whole = survey(tmp_path / "run/candidate")
+    side = candidate(tmp_path, ("--level", "mix", "--step", "0-5"), [SCRIPTS / "scaler.py"])
+    whole = survey(side)
     assert (whole.verdict, whole.exit_code, whole.origin) == ("finite", 0, None)
     assert [each.row.step for each in whole.excluded] == [0, 1, 2, 3]
     assert "loss scale of 16777216" in whole.excluded[0].why and "step 4 is finite" in whole.excluded[0].why
-    not_yet = survey(tmp_path / "run/candidate", Selection(steps=(0, 1)))
+    not_yet = survey(side, Selection(steps=(0, 1)))
     assert not_yet.origin is not None and "loss scale of 16777216" in not_yet.origin.why
     assert "dump the next steps too" in not_yet.origin.next_step
