@@ -18,6 +18,7 @@ from curves import falling, log
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from test_cli import precdiag
 from trainings import FAULTS, SCRIPT, command, pair
 
 from precdiag.advice import collect_command, integers_text, side_command
@@ -33,19 +34,6 @@ from precdiag.sides import Given, find_sides
 Real = Callable[[str], Path]
 LOGS = Path(__file__).parent / "data" / "loss_logs"
 SCHEMA = json.loads((Path(__file__).parent / "data" / "localize.schema.json").read_text())
-
-
-def precdiag(*words: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> Any:
-    """Run the command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "precdiag", *map(str, words)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "80"} | (env or {}),
-        cwd=cwd,
-        check=False,
-        timeout=120,
-    )
 
 
 def document(*words: object, status: int = 1, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from curves import falling
 from handmade import forward, tensor, write
-from test_localize import document, precdiag
+from test_cli import precdiag
+from test_localize import document
 
 from precdiag.cli import main
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from handmade import forward, tensor, write
 from replay import place, replaying
-from test_localize import CHAINS, line_of, precdiag
+from test_cli import precdiag
+from test_localize import CHAINS, line_of
 from trainings import FAULTS, SCRIPT, command
 
 from precdiag import campaign
