@@ -77,10 +77,9 @@ def maker_of(dump: Dump, row: int) -> int | None:
     return int(unclaimed[np.argmax(order[unclaimed])]) if len(unclaimed) else None
 
 
-def suspects_of(dump: Dump, row: int) -> Iterator[str]:
-    """Yield in-place calls behind the output that arrives changed, the nearest first."""
+def suspects_of(dump: Dump, row: int, maker: int | None) -> Iterator[str]:
+    """Yield in-place calls behind the output that arrives changed (its `maker_of`), the nearest first."""
     order = dump.rows["order"].to_numpy()
-    maker = maker_of(dump, row)
     since = -1 if maker is None else int(order[maker])
     between = np.flatnonzero((order < order[row]) & (order > since) & (dump.rows["slot"] == "input.0").to_numpy())
     calls = dump.rows["call"].cat.codes.to_numpy()[between[np.argsort(-order[between])]]

@@ -152,7 +152,6 @@ def _explain_input(dump: Dump, masks: Masks, row: int, value: str) -> tuple[str,
     call = dump.calls.iloc[int(rows["call"].cat.codes.iat[row])]
     if is_weight_slot(str(call["operation"]), str(rows["slot"].iat[row])):
         return PARAMETER_KIND, *_explain_parameter(dump, "this weight or buffer", value), ()
-    suspects = tuple(suspects_of(dump, row))
     before = call_before(dump, row)
     if call["phase"] != "forward":
         why = (
@@ -172,6 +171,7 @@ def _explain_input(dump: Dump, masks: Masks, row: int, value: str) -> tuple[str,
         more = "" if spread is None else f", and {dump.calls['name'].iat[spread]} mixes it into other elements"
         why = f"no dumped call gave it out and it needs no gradient: the data that came in hold {value}{more}"
         return INPUT_KIND, why, "check the data and the preprocessing of this step", ()
+    suspects = tuple(suspects_of(dump, row, maker))
     return BETWEEN, *_explain_between(dump, row, maker, before, suspects, value), suspects or (before,)
 
 
