@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,10 +124,6 @@ def _concluded(path: Path, limit: int, parts: tuple[PartSurvey, ...], loss: Loss
             notes.append(f"the log agrees: {loss.what}")
     notes += [*_kept_inside(parts, origin), *_tallied(parts)]
     notes += list(dict.fromkeys(note for part in parts for note in part.notes))
-    counts: dict[str, int] = {}
-    for part in parts:
-        for what, count in part.counts.items():
-            counts[what] = counts.get(what, 0) + count
     return Survey(
         verdict=verdict,
         path=path,
@@ -134,7 +131,7 @@ def _concluded(path: Path, limit: int, parts: tuple[PartSurvey, ...], loss: Loss
         coverage=coverage,
         origin=origin,
         events=_ordered_events(parts, origin)[:limit],
-        counts=counts,
+        counts=sum((Counter(part.counts) for part in parts), Counter()),
         excluded=tuple(each for part in parts for each in part.excluded),
         loss=loss,
         against_log=against_log,
