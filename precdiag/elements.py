@@ -70,9 +70,7 @@ def _value_at(path: Path, index: list[int]) -> float | int | None:
     """The element that stands at an index once the tensor is broadcast; None where its shape does not reach there."""
     tensor = load(path)
     place = index[len(index) - tensor.dim() :]
-    if tensor.dim() > len(index) or any(
-        size not in (1,) and at >= size for size, at in zip(tensor.shape, place, strict=True)
-    ):
+    if tensor.dim() > len(index) or any(size != 1 and at >= size for size, at in zip(tensor.shape, place, strict=True)):
         return None
     value = tensor[tuple(0 if size == 1 else at for size, at in zip(tensor.shape, place, strict=True))].item()
     return value + 0 if isinstance(value, int | float) else None  # -0.0 is 0.0
