@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from precdiag.collection import SIDES, Side, SideCommand
+from precdiag.launch import SHELL
 from precdiag.session import Request
 from precdiag.settings import CollectSettings
 
@@ -44,7 +45,7 @@ def side_command(request: Request, out: str, side: Side, command: SideCommand | 
 
 def command_text(command: SideCommand) -> str:
     """Write a command as the user did: one that a shell runs is its text."""
-    if command.words[:2] == ("/bin/sh", "-c"):
+    if command.words[:2] == SHELL:
         return command.words[2]
     return shlex.join(command.words)
 

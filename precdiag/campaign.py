@@ -16,6 +16,7 @@ from precdiag.collect import collect
 from precdiag.collection import LOG, Collection, SideCommand
 from precdiag.collection import Side as SideName
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
+from precdiag.launch import SHELL
 from precdiag.proof import prove
 from precdiag.session import SETTINGS, Request, request_from, write_json
 from precdiag.sides import Side, collected
@@ -221,8 +222,8 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
 def _changed(command: SideCommand, words: tuple[str, ...], variables: Mapping[str, str]) -> SideCommand:
     """Add words and variables to a command; one that a shell runs gets the words at the end of its text."""
     env = {**variables, **command.env}
-    if command.words[:2] == ("/bin/sh", "-c") and words:
-        return replace(command, words=(*command.words[:2], f"{command.words[2]} {shlex.join(words)}"), env=env)
+    if command.words[:2] == SHELL and words:
+        return replace(command, words=(*SHELL, f"{command.words[2]} {shlex.join(words)}"), env=env)
     return replace(command, words=(*command.words, *words), env=env)
 
 

@@ -33,7 +33,10 @@ ENOUGH = "when every step was there"
 # In every process of one launch, and in no other's.
 MARKER = "PRECDIAG_LAUNCH"
 
-_SHELL = re.compile(r"[|&;<>()$`\n*?~]|^\s*\w+=")
+# What runs a command that uses shell syntax; its text is the third word.
+SHELL = ("/bin/sh", "-c")
+
+_SHELL_SYNTAX = re.compile(r"[|&;<>()$`\n*?~]|^\s*\w+=")
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,7 +67,7 @@ def split_command(text: str) -> tuple[str, ...]:
 
     Raises PrecdiagError as `split_words`.
     """
-    return ("/bin/sh", "-c", text) if _SHELL.search(text) else split_words(text)
+    return (*SHELL, text) if _SHELL_SYNTAX.search(text) else split_words(text)
 
 
 def split_words(text: str) -> tuple[str, ...]:
