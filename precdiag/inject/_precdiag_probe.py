@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import shutil
 import sys
 import time
 
@@ -59,6 +58,8 @@ class Probe:
 
     def discard(self, index):
         """End the open step, if any, and delete what `index` left on disk."""
+        import shutil  # which loads compression libraries: not at every start
+
         if self.debugger is not None:
             self.pause()
             self.debugger.step()

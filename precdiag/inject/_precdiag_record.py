@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import traceback
 
 import _precdiag_evidence
 import _precdiag_probe
@@ -150,6 +149,8 @@ class Recorder:
 
     def fail(self, error):
         """Say what broke, keep it, and leave the training alone."""
+        import traceback  # which loads a tokenizer: not at every start
+
         where = traceback.extract_tb(error.__traceback__)[-1]
         self.receipt.data["state"] = "failed"
         self.receipt.data["error"] = f"{type(error).__name__}: {error}"

@@ -7,7 +7,6 @@ per process, replaced by rename at every event: launchers kill with SIGKILL, so 
 
 import json
 import os
-import socket
 import sys
 import time
 
@@ -59,7 +58,7 @@ class Receipt:
             "schema": SCHEMA,
             "session": session.id,
             "side": session.side,
-            "host": socket.gethostname(),
+            "host": os.uname().nodename,
             "pid": os.getpid(),
             "ppid": os.getppid(),
             "executable": sys.executable,
@@ -113,7 +112,7 @@ def load(folder):
 
 def write_json(path, data):
     """Write by rename, so that a reader, or a kill, never meets half a file."""
-    part = f"{path}.{socket.gethostname()}.{os.getpid()}.part"  # two nodes may have the same pid
+    part = f"{path}.{os.uname().nodename}.{os.getpid()}.part"  # two nodes may have the same pid
     with open(part, "w", encoding="utf-8") as file:
         json.dump(data, file, indent=1)
     os.replace(part, path)
