@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,10 +41,10 @@ def judge_files(dump: Path, steps: Iterable[int]) -> list[Step]:
             judged.append(Step(step, None, 0, "missing", "no dump.json"))
         for part in parts:
             name = part.parent.name.removeprefix("rank")
-            calls = _calls_in(part)
+            calls = _read_calls(part)
             state: State = "unfinished" if calls is None else "complete" if calls else "empty"
             why = "dump.json cannot be read" if calls is None else None
-            judged.append(Step(step, int(name) if name.isdigit() else None, calls or 0, state, why))
+            judged.append(Step(step, int(name) if name.isdigit() else None, len(calls or ()), state, why))
     return judged
 
 
@@ -92,10 +92,10 @@ def _judge_entry(entry: Mapping[str, Any], receipt: Receipt, dump: Path) -> Step
     file = _dump_file(dump / f"step{entry['step']}", receipt)
     if file is None:
         return judged("missing", "the process reported the step, but its dump.json is not there")
-    found = _calls_in(file)
-    if found != said:
-        return judged("unfinished", f"dump.json holds {found if found is not None else 'no'} calls of {said}")
-    absent = _absent_tensor(file)
+    calls = _read_calls(file)
+    if calls is None or len(calls) != said:
+        return judged("unfinished", f"dump.json holds {'no' if calls is None else len(calls)} calls of {said}")
+    absent = _absent_tensor(file.parent / "dump_tensor_data", calls)
     if absent is not None:
         return judged("unfinished", f"the tensor file {absent} is missing")
     return judged("complete")
@@ -107,20 +107,19 @@ def _dump_file(folder: Path, receipt: Receipt) -> Path | None:
     return next((file for name in names if (file := folder / name / "dump.json").is_file()), None)
 
 
-def _calls_in(file: Path) -> int | None:
+def _read_calls(file: Path) -> Sized | None:
     try:
-        return len(json.loads(file.read_text(encoding="utf-8"))["data"])
+        calls = json.loads(file.read_text(encoding="utf-8"))["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return calls if isinstance(calls, Sized) else None
 
 
-def _absent_tensor(file: Path) -> str | None:
-    folder = file.parent / "dump_tensor_data"
+def _absent_tensor(folder: Path, calls: object) -> str | None:
     if not folder.is_dir():
         return None
     there = {path.name for path in folder.iterdir() if path.stat().st_size}
-    data = json.loads(file.read_text(encoding="utf-8"))["data"]
-    return next((name for name in _data_names(data) if name not in there), None)
+    return next((name for name in _data_names(calls) if name not in there), None)
 
 
 def _data_names(value: object) -> Iterator[str]:
