@@ -2,20 +2,24 @@
 
 import functools
 
-import _precdiag_updates
-
 HIDDEN_FRAME = "<precdiag>"
 
 _undo = []
 
 
+def _hidden(function):
+    """Leave a function out of msprobe's stacks, which show no frame whose source cannot be found."""
+    function.__code__ = function.__code__.replace(co_filename=HIDDEN_FRAME)
+    return function
+
+
 def install(torch, steps):
-    """Wrap module calls, backward, optimizers and GradScaler; uninstall() takes all of it back."""
+    """Wrap module calls, backward, optimizers, clipping and GradScaler; uninstall() takes all of it back."""
     _wrap_calls(torch, steps)
     _wrap_backward(torch, steps)
     _wrap_optimizers(torch, steps)
     if steps.recorder.updates.active:
-        _precdiag_updates.install(torch, _replace, steps.recorder)
+        _wrap_clipping(torch, steps.recorder)
     for namespace in (getattr(torch, "amp", None), getattr(getattr(torch, "cuda", None), "amp", None)):
         wrap_scaler(getattr(namespace, "GradScaler", None), steps)
 
@@ -50,6 +54,7 @@ def _wrap_calls(torch, steps):
     module_class = torch.nn.Module
     original = module_class.__call__
 
+    @_hidden
     def __call__(self, *args, **kwargs):  # noqa: N807
         if not steps.awaits_call() or _in_data_worker(torch):
             return original(self, *args, **kwargs)
@@ -62,9 +67,6 @@ def _wrap_calls(torch, steps):
             return original(self, *args, **kwargs)
         finally:
             ended()
-
-    # A frame whose source cannot be found is left out of msprobe's stacks: they stay as without the wrapper.
-    __call__.__code__ = __call__.__code__.replace(co_filename=HIDDEN_FRAME)
 
     def _arm():
         if module_class.__call__ is original:
@@ -109,6 +111,11 @@ def _wrap_optimizers(torch, steps):
     _undo.extend(handle.remove for handle in handles)
 
 
+def _wrap_clipping(torch, recorder):
+    for owner in (torch.nn.utils, torch.nn.utils.clip_grad):  # scripts take it from either
+        _replace(owner, "clip_grad_norm_", functools.partial(_clip, torch, recorder))
+
+
 def _optimizer_zero_grad(steps, original, self, *args, **kwargs):
     steps.zeroed(lambda: [id(self)], lambda: [p for group in self.param_groups for p in group["params"]])
     return original(self, *args, **kwargs)
@@ -119,6 +126,7 @@ def _module_zero_grad(steps, original, self, *args, **kwargs):
     return original(self, *args, **kwargs)
 
 
+@_hidden
 def _scaler_step(steps, original, self, optimizer, *args, **kwargs):
     """GradScaler.step skips the optimizer's own step when it finds an inf: the iteration is over either way."""
     steps.recorder.updates.scaler = self
@@ -130,17 +138,25 @@ def _scaler_step(steps, original, self, optimizer, *args, **kwargs):
     return result
 
 
-_scaler_step.__code__ = _scaler_step.__code__.replace(co_filename=HIDDEN_FRAME)
+@_hidden
+def _clip(torch, recorder, original, parameters, max_norm, *args, **kwargs):
+    if not isinstance(parameters, torch.Tensor):
+        parameters = list(parameters)
+    given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+    recorder.clip_begins(given)
+    total = original(parameters, max_norm, *args, **kwargs)
+    recorder.clip_ended(given, total, max_norm)
+    return total
 
 
 def _replace(owner, name, around):
     original = getattr(owner, name)
 
+    @_hidden
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
         return around(original, *args, **kwargs)
 
-    wrapper.__code__ = wrapper.__code__.replace(co_filename=HIDDEN_FRAME)
     setattr(owner, name, wrapper)
 
     def undo():

@@ -4,7 +4,6 @@ One JSON file a step and rank, beside the receipts. Norms are taken on the host 
 devices then has one norm on both. The caller sees to it that nothing is recorded meanwhile.
 """
 
-import functools
 import math
 import os
 
@@ -13,7 +12,6 @@ import _precdiag_session
 FOLDER = "updates"
 SCHEMA = "precdiag.updates/1"
 MASTERS = ("master_param", "master")
-HIDDEN_FRAME = "<precdiag>"
 CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
 
 
@@ -93,25 +91,6 @@ class Updates:
             return _number(self.scaler.get_scale())
         told = getattr(optimizer, "get_loss_scale", None)
         return _number(told() if callable(told) else getattr(optimizer, "loss_scale", None))
-
-
-def install(torch, replace, recorder):
-    """Wrap clip_grad_norm_ where scripts take it from; `replace` is _precdiag_torch's."""
-    for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
-        replace(owner, "clip_grad_norm_", functools.partial(_clip, torch, recorder))
-
-
-def _clip(torch, recorder, original, parameters, max_norm, *args, **kwargs):
-    if not isinstance(parameters, torch.Tensor):
-        parameters = list(parameters)
-    given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-    recorder.clip_begins(given)
-    total = original(parameters, max_norm, *args, **kwargs)
-    recorder.clip_ended(given, total, max_norm)
-    return total
-
-
-_clip.__code__ = _clip.__code__.replace(co_filename=HIDDEN_FRAME)  # left out of msprobe's stacks
 
 
 def _parameters(optimizer, models):
