@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +48,7 @@ class SideCommand:
 
 @dataclass(frozen=True)
 class SideResult:
-    """How one side ended and what it proves. `finding` is what a check on it found, if one was asked for."""
+    """How one side ended and what it proves."""
 
     side: str
     folder: Path
@@ -59,6 +60,14 @@ class SideResult:
     def verified(self) -> bool:
         """True where the side ran to its end and its evidence is whole."""
         return self.ended.status == 0 and self.proof.complete
+
+    @cached_property
+    def facts(self) -> dict[str, Any] | None:
+        """What can change numbers, as its first rank, git and what each rank started from say; None without a receipt."""
+        lead = self.proof.lead
+        if lead is None:
+            return None
+        return {**lead, "git": git_state(self.command.cwd), "starts": _starts(self.proof)}
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ def conclude(
     folder: Path, request: Request, results: tuple[SideResult, ...], checks: tuple[CheckResult, ...]
 ) -> Collection:
     """Set the sides' environments side by side; a side collected earlier into `folder` speaks from collection.json."""
-    facts = {side.side: _facts(side) for side in results}
+    facts = {side.side: side.facts for side in results}
     for side, entry in read_collection(folder).get("sides", {}).items():
         facts.setdefault(side, entry["environment"])
     baseline, candidate = (facts.get(side) for side in SIDES)
@@ -158,13 +167,6 @@ def settle(side: SideResult) -> None:
     own.symlink_to(judged.absolute() if judged.parent.name != ATTEMPTS else Path(ATTEMPTS, judged.name))
 
 
-def _facts(side: SideResult) -> dict[str, Any] | None:
-    lead = side.proof.lead
-    if lead is None:
-        return None
-    return {**lead, "git": git_state(side.command.cwd), "starts": _starts(side.proof)}
-
-
 def _starts(proof: Proof) -> dict[str, Any]:
     """What the first recorded step of each rank began with, in the attempt that is judged."""
     recorded = [r for r in reversed(proof.receipts) if r["steps"] and r["attempt"] == proof.attempt]
@@ -183,7 +185,7 @@ def _side_json(side: SideResult) -> dict[str, Any]:
         "env": {name: value for name, value in side.command.env.items() if hide(name, value) == value},
         "dump": str(side.proof.dump),
         "log": str(side.folder / LOG),
-        "environment": _facts(side),
+        "environment": side.facts,
         "steps": [asdict(step) for step in side.proof.steps],
         "notes": list(side.proof.notes),
     }
