@@ -79,6 +79,19 @@ def wanted(receipt: Receipt, settings: Mapping[str, Any]) -> list[tuple[int | No
     return [(step, None) for step in settings["steps"]]
 
 
+def data_names(value: object) -> Iterator[str]:
+    """Yield the names of the tensor files that an entry of dump.json, or all of them, speaks of."""
+    if isinstance(value, dict):
+        name = value.get("data_name")
+        if isinstance(name, str):
+            yield name
+        for inner in value.values():
+            yield from data_names(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from data_names(inner)
+
+
 def _judge_entry(entry: Mapping[str, Any], receipt: Receipt, dump: Path) -> Step:
     rank, said = receipt["rank"], int(entry["calls"])
 
@@ -119,16 +132,4 @@ def _absent_tensor(folder: Path, calls: object) -> str | None:
     if not folder.is_dir():
         return None
     there = {path.name for path in folder.iterdir() if path.stat().st_size}
-    return next((name for name in _data_names(calls) if name not in there), None)
-
-
-def _data_names(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        name = value.get("data_name")
-        if isinstance(name, str):
-            yield name
-        for inner in value.values():
-            yield from _data_names(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _data_names(inner)
+    return next((name for name in data_names(calls) if name not in there), None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from precdiag.collection import LOG, CheckResult, SideResult
 from precdiag.launch import Ended
 from precdiag.proof import prove
+from precdiag.receipts import data_names
 from precdiag.session import Request, write_session
 
 # Run the side's command into a folder that holds a session; `hooked` puts the hook in.
@@ -109,15 +110,15 @@ def _first_call(ours: Path, theirs: Path) -> str | None:
         if place >= len(names) or names[place] != name:
             return f"{name} (the calls are not the same)"
         # As text, for NaN is not equal to itself.
-        if json.dumps(one[name]) != json.dumps(two[name]) or not _same_tensors(ours.parent, theirs.parent, name):
+        if json.dumps(one[name]) != json.dumps(two[name]) or not _same_tensors(ours, theirs, one[name]):
             return name
     return names[len(two)] if len(names) > len(two) else None
 
 
-def _same_tensors(ours: Path, theirs: Path, name: str) -> bool:
-    files = sorted((ours / "dump_tensor_data").glob(f"{name}.*"))
-    return all(_same_bytes(file, theirs / "dump_tensor_data" / file.name) for file in files)
+def _same_tensors(ours: Path, theirs: Path, call: object) -> bool:
+    folders = ours.with_name("dump_tensor_data"), theirs.with_name("dump_tensor_data")
+    return all(_same_bytes(*(folder / name for folder in folders)) for name in data_names(call))
 
 
 def _same_bytes(one: Path, two: Path) -> bool:
-    return two.is_file() and one.read_bytes() == two.read_bytes()
+    return one.is_file() and two.is_file() and one.read_bytes() == two.read_bytes()
