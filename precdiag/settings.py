@@ -36,16 +36,15 @@ def parse_integers(text: str) -> tuple[int, ...]:
 
 def _integers(given: object) -> tuple[int, ...]:
     """Accept `0,5-7`, one integer, or a list of either, as YAML writes them."""
-    items = given if isinstance(given, list | tuple) else [given]
     try:
-        return parse_integers(",".join(str(item) for item in items))
+        return parse_integers(",".join(_items(given)))
     except UsageError as error:
         raise ValueError(str(error)) from error
 
 
 def _window(given: object) -> str:
     """Accept steps as above, or `iter:` and the log's own numbers; return them as one text."""
-    text = ",".join(str(item) for item in given) if isinstance(given, list | tuple) else str(given)
+    text = ",".join(_items(given))
     try:
         parse_integers(text.removeprefix("iter:"))
     except UsageError as error:
@@ -62,10 +61,9 @@ def _pairs(given: object) -> object:
     """Accept `0=1,4-7=0-3`, a list of such texts, or a mapping, as YAML writes it; baseline to candidate."""
     if isinstance(given, Mapping):
         return dict(given)
-    items = given if isinstance(given, list | tuple) else str(given).split(",")
     pairs: dict[int, int] = {}
-    for item in items:
-        left, equals, right = str(item).partition("=")
+    for item in _items(given):
+        left, equals, right = item.partition("=")
         try:
             baseline, candidate = _parse_range(left.strip()), _parse_range(right.strip())
         except UsageError as error:
@@ -81,10 +79,9 @@ def _name_pairs(given: object) -> object:
     """Accept `actor=actor_rollout,ref=ref`, a list of such texts, or a mapping."""
     if isinstance(given, Mapping):
         return dict(given)
-    items = given if isinstance(given, list | tuple) else str(given).split(",")
     pairs: dict[str, str] = {}
-    for item in items:
-        left, equals, right = (each.strip() for each in str(item).partition("="))
+    for item in _items(given):
+        left, equals, right = (each.strip() for each in item.partition("="))
         if not (left and equals and right):
             raise ValueError("expected BASELINE=CANDIDATE, as in actor=actor_rollout")
         _put_pairs(pairs, [(left, right)])
@@ -95,11 +92,15 @@ def _sizes(given: object) -> object:
     """Accept `tp=2,pp=4`, a list of such texts, or a mapping."""
     if isinstance(given, Mapping):
         return dict(given)
-    items = given if isinstance(given, list | tuple) else str(given).split(",")
-    pairs = [tuple(each.strip() for each in str(item).partition("=")) for item in items]
+    pairs = [tuple(each.strip() for each in item.partition("=")) for item in _items(given)]
     if not all(name and size for name, _, size in pairs):
         raise ValueError("expected sizes by name, as in tp=2,pp=4,vpp=2")
     return {name: size for name, _, size in pairs}
+
+
+def _items(given: object) -> list[str]:
+    """The texts of a list, or between the commas of one text."""
+    return [str(item) for item in given] if isinstance(given, list | tuple) else str(given).split(",")
 
 
 def _put_pairs(pairs: dict[Any, Any], more: Iterable[tuple[Any, Any]]) -> None:
