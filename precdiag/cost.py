@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UnreadableError
 from precdiag.layout import Part
-from precdiag.session import Level, Request
+from precdiag.session import Request
+from precdiag.settings import Level
 from precdiag.statistic import element_counts
 
 if TYPE_CHECKING:

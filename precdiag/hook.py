@@ -22,13 +22,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from precdiag.errors import UsageError
-from precdiag.session import INJECT, Level, Request, Summary, Task, parse_window, write_session
+from precdiag.session import INJECT, Request, parse_window, write_session
+from precdiag.settings import Level, Summary, Task
 
 _manual: Any = None
 
@@ -59,7 +59,7 @@ def start(
         if out is None:
             raise UsageError("nothing says where to collect", hint="pass out=, or run under precdiag collect")
         steps, _ = parse_window(step)
-        request = replace(Request(), steps=steps, level=level, task=task, summary=summary, step_at="manual")
+        request = Request(steps=steps, level=level, task=task, summary=summary, step_at="manual")
         identity = os.environ.get("TORCHELASTIC_RUN_ID") or uuid4().hex  # the same for every rank of one launch
         write_session(Path(out), request, side=Path(out).name, identity=identity)
         folder = os.fspath(Path(out).absolute())

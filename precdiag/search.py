@@ -18,8 +18,8 @@ from precdiag.layout import open_run
 from precdiag.localize import EXIT, Curves, Localization, conclude, look, of_run, read_both
 from precdiag.nextstep import at_window, coarsest, known_commands, spread, tensors_around
 from precdiag.rows import CHECKSUM_CRC
-from precdiag.session import Level, Request, request_of
-from precdiag.settings import CollectSettings, LocalizeSettings
+from precdiag.session import Request, request_of
+from precdiag.settings import CollectSettings, Level, LocalizeSettings
 from precdiag.sides import Given, Side, Sides, find_sides
 
 ALONE = "with one side alone only a NaN can be traced further: give the baseline's command, or its dump"

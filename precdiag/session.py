@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from precdiag.errors import UsageError
-from precdiag.settings import CollectSettings, parse_integers
+from precdiag.settings import CollectSettings, Level, StepAt, Summary, Task, parse_integers
 
 # msprobe's FileChecker (core/common/const.py, FILE_VALID_PATTERN) refuses every other path.
 MSPROBE_PATH = re.compile(r"[a-zA-Z0-9_.:/-]")
@@ -24,11 +24,6 @@ CONFIG = "msprobe.json"
 DUMP = "dump"
 ATTEMPTS = "attempts"
 RECEIPTS = "receipts"
-
-Level = Literal["L0", "L1", "mix"]
-Task = Literal["statistics", "tensor"]
-Summary = Literal["statistics", "md5", "xor"]
-StepAt = Literal["auto", "optimizer", "call", "manual"]
 
 
 @dataclass(frozen=True)

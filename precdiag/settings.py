@@ -116,6 +116,11 @@ def _one_to_one(pairs: dict[Any, Any]) -> dict[Any, Any]:
     return pairs
 
 
+Level = Literal["L0", "L1", "mix"]
+Task = Literal["statistics", "tensor"]
+Summary = Literal["statistics", "md5", "xor"]
+StepAt = Literal["auto", "optimizer", "call", "manual"]
+
 Integers = Annotated[tuple[int, ...], BeforeValidator(_integers)]
 Window = Annotated[str, BeforeValidator(_window)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
@@ -207,12 +212,12 @@ class CollectSettings(Section):
     candidate: SideSettings = SideSettings()
     step: Window = "0"
     rank: Integers = ()
-    level: Literal["L0", "L1", "mix"] = "L1"
-    task: Literal["statistics", "tensor"] = "statistics"
-    summary: Literal["statistics", "md5", "xor"] = "statistics"
+    level: Level = "L1"
+    task: Task = "statistics"
+    summary: Summary = "statistics"
     scope: Texts = ()
     list: Texts = ()
-    step_at: Literal["auto", "optimizer", "call", "manual"] = "auto"
+    step_at: StepAt = "auto"
     model: Text | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
     deterministic: bool = False
