@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from precdiag.session import Request, msprobe_config, write_json
 
 HERE = Path(__file__).parent
 SIZES = ("--layers=4", "--width=128", "--length=64", "--batch=2")
@@ -27,7 +28,7 @@ def seconds_an_iteration(work: Path, repeat: int) -> Iterator[tuple[str, str, fl
         "precdiag collect": [sys.executable, "-m", "precdiag", "collect", *window, "--", *script],
     }
     work.mkdir(parents=True, exist_ok=True)
-    (work / "config.json").write_text(json.dumps(_config(work / "byhand")), encoding="utf-8")
+    write_json(work / "config.json", msprobe_config(Request(steps=(COLLECTED,)), work / "byhand"))
     times: dict[tuple[str, str], list[float]] = {}
     for _ in range(repeat):
         for way, command in ways.items():
@@ -45,15 +46,3 @@ def _iterations(command: list[str | Path], work: Path) -> Iterator[tuple[int, fl
         raise SystemExit(f"{command} ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
     for number, seconds in _SECONDS.findall(ended.stdout + ended.stderr):
         yield int(number), float(seconds)
-
-
-def _config(out: Path) -> dict[str, object]:
-    block = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}
-    return {
-        "task": "statistics",
-        "dump_path": str(out),
-        "rank": [],
-        "step": [COLLECTED],
-        "level": "L1",
-        "statistics": block,
-    }
