@@ -172,7 +172,8 @@ def _nodes(model: type[Section], prefix: _Path = ()) -> Iterator[_Path]:
 
 def _leaves(model: type[Section]) -> list[_Path]:
     nodes = list(_nodes(model))
-    return [node for node in nodes if all(other[:-1] != node for other in nodes)]
+    parents = {node[:-1] for node in nodes}
+    return [node for node in nodes if node not in parents]
 
 
 def _names(model: type[Section]) -> Iterator[tuple[str, _Path]]:
