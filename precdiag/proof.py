@@ -85,8 +85,7 @@ def _prove_attempt(
     folder: Path, settings: Mapping[str, Any], receipts: list[Receipt], attempt: int, *, local: bool
 ) -> Proof:
     # what started before the attempts counted (the launcher) belongs to every one of them
-    mine = [r for r in receipts if r["attempt"] == attempt or (r["attempt"] == 0 and r["rank"] is None)]
-    mine = [r for r in mine if r["attempt"] == attempt or not r["steps"]]
+    mine = [r for r in receipts if r["attempt"] == attempt or _is_launcher(r)]
     dump = attempt_folder(folder, attempt)
     takers = _participants(mine, settings["ranks"])
     steps = [step for taker in takers for step in steps_of(taker, settings, dump)]
@@ -95,6 +94,10 @@ def _prove_attempt(
     ordered = tuple(sorted(steps, key=lambda s: (s.step is None, s.step or 0, s.rank is not None, s.rank or 0)))
     reason, hint = _reason(ordered, mine, takers, settings, folder)
     return Proof(dump, ordered, reason, hint, (), tuple(mine), attempt)
+
+
+def _is_launcher(receipt: Receipt) -> bool:
+    return receipt["attempt"] == 0 and receipt["rank"] is None and not receipt["steps"]
 
 
 def _said(chosen: Proof, others: list[Proof], receipts: list[Receipt]) -> Iterator[str]:
