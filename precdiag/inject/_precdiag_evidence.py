@@ -197,7 +197,8 @@ def rng_states(torch):
     found = {"python": _crc(repr(random.getstate()).encode()), "torch": _checksum(torch, torch.get_rng_state())}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        found["numpy"] = _crc(repr(numpy.random.get_state()[1:3]).encode() + numpy.random.get_state()[1].tobytes())
+        state = numpy.random.get_state()
+        found["numpy"] = _crc(repr(state[1:3]).encode() + state[1].tobytes())
     for kind in ("npu", "cuda"):
         backend = getattr(torch, kind, None)
         if backend is not None and getattr(backend, "is_initialized", bool)():
