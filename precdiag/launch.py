@@ -98,8 +98,8 @@ def run_all(
     *,
     echo: bool,
     timeout: float | None,
-    progress: Callable[[], None] = lambda: None,
-    enough: Callable[[Command], bool] = lambda command: False,
+    progress: Callable[[], None],
+    enough: Callable[[Command], bool],
 ) -> list[Ended]:
     """Run the commands at once and wait for all of them.
 
