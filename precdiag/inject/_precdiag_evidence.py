@@ -148,11 +148,9 @@ def hide(name, value):
 
 
 def packages():
-    """Every installed distribution and its version; {} before Python 3.8."""
-    try:
-        from importlib.metadata import distributions
-    except ImportError:
-        return {}
+    """Every installed distribution and its version."""
+    from importlib.metadata import distributions
+
     found = {}
     for distribution in distributions():
         name = distribution.metadata["Name"]
