@@ -96,19 +96,20 @@ def compare(
     return _unless_mispaired(conclude(baseline, candidate, policy, limit, tuple(results), one_sided, notes))
 
 
-def compare_part(
-    baseline: Part,
-    candidate: Part,
+def _compare_pair(
+    parts: tuple[Part, Part],
+    resources: Resources,
+    *,
     policy: Policy,
-    limit: int = 1000,
-    progress: Progress | None = None,
-    resources: Resources = Resources(),  # noqa: B008 - a frozen value
-    calls: Calls = Calls(),
-    first: bool = False,
+    limit: int,
+    progress: Progress | None,
+    calls: Calls,
+    first: bool,
 ) -> PartResult:
     """Read, align and judge one pair of parts, and keep what the report needs. Parts that cannot be read or have
     nothing in common are an `error` in the result, so that the others are still compared.
     """
+    baseline, candidate = parts
     try:
         left, right = (renumbered(dump, dict(dump.part.peers)) for dump in read_pair(baseline, candidate, resources))
         pairing = pair(left, right, calls.names, calls.view)
@@ -129,16 +130,3 @@ def _judged_by(judging: Judging, baseline: Part, candidate: Part, policy: Policy
     except UnreadableError as error:
         return PartResult(baseline, candidate, error=str(error))
     return conclude_part(judged, policy, limit)
-
-
-def _compare_pair(
-    pair_of_parts: tuple[Part, Part],
-    resources: Resources,
-    *,
-    policy: Policy,
-    limit: int,
-    progress: Progress | None,
-    calls: Calls,
-    first: bool,
-) -> PartResult:
-    return compare_part(*pair_of_parts, policy, limit, progress, resources, calls, first)
