@@ -66,16 +66,15 @@ def summary(
 
     rows = judged.rows
     state = rows["state"].to_numpy()
-    one_sided = (state == BASELINE_ONLY) | (state == CANDIDATE_ONLY)
-    known = np.isin(rows["call"].to_numpy(), list(recognised))
+    one_sided = unexplained(judged, recognised)
     line = len(rows) if cause is None else cause.row.order
     nowhere = np.array([], dtype=np.int64)
     own = np.zeros(len(rows), dtype=bool)
     if cause is not None:
         whole_call = cause.row.slot is None
         own = (rows["call"] == rows["call"].iat[line]).to_numpy() if whole_call else np.arange(len(rows)) == line
-    symptoms = np.flatnonzero(((state == DIFFERENT) | (one_sided & ~known)) & ~own) if cause is not None else nowhere
-    outside = np.flatnonzero(rows["outside"].to_numpy() | unexplained(judged, recognised))
+    symptoms = np.flatnonzero(((state == DIFFERENT) | one_sided) & ~own) if cause is not None else nowhere
+    outside = np.flatnonzero(rows["outside"].to_numpy() | one_sided)
     hidden = np.flatnonzero((state == DIFFERENT) & ~rows["outside"].to_numpy()) if policy.mode == "band" else nowhere
     blocking = np.flatnonzero(rows["blocking"].to_numpy())
     evidence = rows["evidence"].to_numpy()[
