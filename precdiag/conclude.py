@@ -125,7 +125,7 @@ def conclude(
     evidence = [part.evidence for part in parts if part.evidence != NOTHING]
     cause = _earliest_cause(parts)
     outside = next((part.first_outside for part in parts if part.first_outside is not None), None)
-    found = cause is not None if policy.mode == "bitwise" else outside is not None
+    first = next((part.at for part in parts if _finds(part, policy)), None)
     unreadable = [part for part in parts if part.error is not None]
     said = list(notes)
     said += [f"{part.baseline.label}: {part.error}" for part in unreadable]
@@ -134,23 +134,20 @@ def conclude(
     for reason, count in _blocking_reasons(parts):
         said.append(f"{count} rows could not be judged: {reason}")
     said += _merged(note for part in parts for note in part.notes)
-    lost = [
-        part.cause if part.cause is None or cause is None or part.cause.row != cause.row else None for part in parts
-    ]
-    symptoms = [row for part, loser in zip(parts, lost, strict=True) for row in _in_order(part, loser)]
     deciding = next((part for part in parts if part.cause and cause and part.cause.row == cause.row), None)
+    lost = [None if part is deciding else part.cause for part in parts]
+    symptoms = [row for part, loser in zip(parts, lost, strict=True) for row in _in_order(part, loser)]
     if cause is not None and deciding is not None:
         cause, told = explained_update(cause, deciding.baseline, deciding.candidate)
         said += told
-    verdict = DIVERGED if found else NO_DIVERGENCE
-    first = next(part.at for part in parts if _finds(part, policy)) if found else None
-    if found and any(_stands_before(part, first, parts) for part in unreadable):
+    verdict = NO_DIVERGENCE if first is None else DIVERGED
+    if first is not None and any(_stands_before(part, first, parts) for part in unreadable):
         verdict = NOT_COMPARABLE
         said.append("an earlier step could not be read, so the first cause may lie there")
     beside = [part for part in unreadable if part.at == first]
     if verdict == DIVERGED and beside:
         said.append(f"{listed(part.place.label for part in beside)} could not be read: the first cause may lie there")
-    if not found and (unreadable or one_sided or not coverage.compared or any(part.blocking for part in parts)):
+    if first is None and (unreadable or one_sided or not coverage.compared or any(part.blocking for part in parts)):
         verdict = NOT_COMPARABLE
         if not coverage.compared:
             said.append("no row was compared")
@@ -165,7 +162,7 @@ def conclude(
         coverage=coverage,
         cause=cause,
         first_outside=outside,
-        around=next((part.around for part in parts if part.cause and cause and part.cause.row == cause.row), ()),
+        around=() if deciding is None else deciding.around,
         symptoms=tuple(symptoms[:limit]),
         symptom_count=sum(part.symptom_count for part in parts) + sum(loser is not None for loser in lost),
         smallest_band=_widest(part.bound for part in parts),
@@ -236,9 +233,9 @@ def _finds(part: PartResult, policy: Policy) -> bool:
     return (part.cause if policy.mode == "bitwise" else part.first_outside) is not None
 
 
-def _stands_before(part: PartResult, at: tuple[str, int] | None, parts: tuple[PartResult, ...]) -> bool:
-    order = list(dict.fromkeys(other.at for other in parts))
-    return at is not None and order.index(part.at) < order.index(at)
+def _stands_before(part: PartResult, at: tuple[str, int], parts: tuple[PartResult, ...]) -> bool:
+    order = [other.at for other in parts]
+    return order.index(part.at) < order.index(at)
 
 
 def _blocking_reasons(parts: tuple[PartResult, ...]) -> list[tuple[str, int]]:
