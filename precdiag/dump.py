@@ -15,7 +15,7 @@ from precdiag.decode import MalformedError, decode
 from precdiag.errors import UnreadableError
 from precdiag.layout import DUMP_FILE, TENSOR_FOLDER, Part
 from precdiag.lookup import Lookup
-from precdiag.rows import CHECKSUM_NONE, OUTPUT, STATISTICS, Columns, split_name
+from precdiag.rows import CHECKSUM_NONE, OUTPUT, STATISTICS, Columns, split_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -219,21 +219,11 @@ def _uncollected() -> Iterator[None]:
 
 
 def _calls_frame(columns: Columns, parents: dict[str, str | None]) -> pd.DataFrame:
-    import pandas as pd
-
     position = {name: at for at, name in enumerate(columns.names)}
-    split = [split_name(name) for name in columns.names]
-    return pd.DataFrame(
-        {
-            "name": pd.Series(columns.names, dtype=object),
-            **{
-                key: pd.Series([part[at] for part in split], dtype=object if at < 3 or at == 4 else "int64")
-                for at, key in enumerate(("kind", "operation", "module", "index", "phase"))
-            },
-            "parent": [_enclosing(name, at, parents, position) for at, name in enumerate(columns.names)],
-            "scope": [_scope(name, parents, position) for name in columns.names],
-            "recompute": columns.recompute,
-        }
+    return split_names(columns.names).assign(
+        parent=[_enclosing(name, at, parents, position) for at, name in enumerate(columns.names)],
+        scope=[_scope(name, parents, position) for name in columns.names],
+        recompute=columns.recompute,
     )
 
 

@@ -229,6 +229,19 @@ def split_name(name: str) -> tuple[str, str, str, int, str]:
     return kind, ".".join(rest), "", index, phase
 
 
+def split_names(names: Iterable[str]) -> pd.DataFrame:
+    """Split calls' names: columns name, and what `split_name` returns (index int64, else object), one line a name."""
+    import pandas as pd
+
+    names = list(names)
+    split = list(map(split_name, names))
+    columns = {
+        key: pd.Series([part[at] for part in split], dtype="int64" if key == "index" else object)
+        for at, key in enumerate(("kind", "operation", "module", "index", "phase"))
+    }
+    return pd.DataFrame({"name": pd.Series(names, dtype=object), **columns})
+
+
 def _leaves(value: Any, slot: str) -> Iterator[tuple[str, Any]]:
     """Yield each tensor or argument of a nested value with its slot (`input.1.0`, `output.logits`)."""
     if isinstance(value, list):

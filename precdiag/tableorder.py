@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from precdiag.dataflow import natural_key, recovered_order
 from precdiag.dump import Dump
-from precdiag.rows import OUTPUT, split_name
+from precdiag.rows import OUTPUT, split_names
 from precdiag.source import OPTIMIZES
 from precdiag.tableside import PLACES
 
@@ -21,12 +21,10 @@ def is_ordered(speaking: pd.DataFrame) -> bool:
     It is not where a call's rows stand apart, a later call of an operation precedes an earlier one, a backward its
     forward, or several operations stand in the order of their names.
     """
-    import pandas as pd
-
     runs = speaking["call"][speaking["call"] != speaking["call"].shift()]
     if runs.duplicated().any():
         return False
-    split = pd.DataFrame([split_name(name) for name in runs], columns=["kind", "operation", "module", "index", "phase"])
+    split = split_names(runs)
     split["at"] = split.index
     calls = split[split["module"] == ""]
     forward = calls[calls["phase"] == "forward"]

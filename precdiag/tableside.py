@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from precdiag import cells as cell
 from precdiag.dump import Dump
 from precdiag.layout import Part
-from precdiag.rows import CHECKSUM_NONE, INPUT, OUTPUT, PARAMETER, STATISTICS, split_name
+from precdiag.rows import CHECKSUM_NONE, INPUT, OUTPUT, PARAMETER, STATISTICS, split_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,8 +73,8 @@ def dump_of_side(
     rows["value"] = _texts(exact)
     rows["file"] = _texts(np.full(len(rows), None, dtype=object))
     stacks = _stacks(here[_STACK], rows["call"]) if side == "npu" and _STACK in here else {}
-    level = _level(calls)
-    return Dump(part, task_of(cells), level, "", rows, _calls_frame(calls), _stacks=stacks)
+    frame = split_names(calls).assign(parent=-1, scope="", recompute=False)
+    return Dump(part, task_of(cells), _level(calls), "", rows, frame, _stacks=stacks)
 
 
 def _texts(values: np.ndarray) -> pd.Series[str]:
@@ -82,20 +82,6 @@ def _texts(values: np.ndarray) -> pd.Series[str]:
     import pandas as pd
 
     return pd.Series(values, dtype=object)
-
-
-def _calls_frame(names: np.ndarray) -> pd.DataFrame:
-    import pandas as pd
-
-    split = [split_name(name) for name in names]
-    keys = ("kind", "operation", "module", "index", "phase")
-    columns = {
-        key: pd.Series([part[at] for part in split], dtype="int64" if at == 3 else object)
-        for at, key in enumerate(keys)
-    }
-    return pd.DataFrame(
-        {"name": pd.Series(names, dtype=object), **columns, "parent": -1, "scope": "", "recompute": False}
-    )
 
 
 def _level(calls: np.ndarray) -> str:
