@@ -109,10 +109,11 @@ def laid_on(table: Judged, baseline: Dump, candidate: Dump) -> Judged:
     import pandas as pd
 
     rows = table.rows
-    b = _positions(table.baseline, rows["baseline"].to_numpy(), baseline)
-    c = _positions(table.candidate, rows["candidate"].to_numpy(), candidate)
+    names = _names(baseline), _names(candidate)
+    b = _positions(table.baseline, rows["baseline"].to_numpy(), names[0], baseline.part)
+    c = _positions(table.candidate, rows["candidate"].to_numpy(), names[1], candidate.part)
     lines = rows.assign(baseline=b, candidate=c)
-    left_b, left_c = _left_out(lines, baseline, candidate)
+    left_b, left_c = _left_out(lines, *names)
     alone = (lines["baseline"].isin(left_b) | lines["candidate"].isin(left_c)) & ((b < 0) | (c < 0))
     lines = pd.concat([lines[~alone], _typed(baseline, candidate, left_b, left_c, lines.columns)], ignore_index=True)
     lines = pd.concat([lines, *_missing(lines, baseline, candidate)], ignore_index=True)
@@ -130,25 +131,26 @@ def _names(dump: Dump) -> pd.Index[str]:
     return pd.Index(dump.rows["call"].astype(str) + "." + dump.rows["slot"].astype(str))
 
 
-def _positions(shown: Dump, at: np.ndarray, dump: Dump) -> np.ndarray:
-    """Positions in `dump` of the rows that a table shows, -1 where it shows none."""
+def _positions(shown: Dump, at: np.ndarray, names: pd.Index[str], part: Part) -> np.ndarray:
+    """Positions among the names of a part's rows of those that a table shows, -1 where it shows none."""
     import numpy as np
 
-    found = _names(dump).get_indexer(_names(shown)) if len(shown.rows) else np.array([], dtype=np.int64)
+    wanted = _names(shown)
+    found = names.get_indexer(wanted) if len(wanted) else np.array([], dtype=np.int64)
     if (found < 0).any():
-        name = _names(shown)[int(np.argmax(found < 0))]
-        raise UnreadableError(f"{shown.part.folder}: names {name}, which {dump.part.folder} does not hold")
+        name = wanted[int(np.argmax(found < 0))]
+        raise UnreadableError(f"{shown.part.folder}: names {name}, which {part.folder} does not hold")
     return np.where(at >= 0, np.append(found, -1)[at], -1)
 
 
-def _left_out(lines: pd.DataFrame, baseline: Dump, candidate: Dump) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of rows that both dumps have by one name, and that no line pairs."""
+def _left_out(lines: pd.DataFrame, baseline: pd.Index[str], candidate: pd.Index[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of rows that both dumps have by one name, and that no line pairs; given the names of all rows."""
     import numpy as np
 
     paired = lines[(lines["baseline"] >= 0) & (lines["candidate"] >= 0)]
-    b = np.setdiff1d(np.arange(len(baseline.rows)), paired["baseline"])
-    c = np.setdiff1d(np.arange(len(candidate.rows)), paired["candidate"])
-    partner = _names(baseline)[b].get_indexer(_names(candidate)[c])
+    b = np.setdiff1d(np.arange(len(baseline)), paired["baseline"])
+    c = np.setdiff1d(np.arange(len(candidate)), paired["candidate"])
+    partner = baseline[b].get_indexer(candidate[c])
     return b[partner[partner >= 0]], c[partner >= 0]
 
 
