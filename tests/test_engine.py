@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from standin import StandIn
 
-from precdiag import installed
+from precdiag import installed, modes
 from precdiag.align import pair
 from precdiag.cli import app
 from precdiag.compare import compare
@@ -268,7 +268,7 @@ def test_the_option_lets_msprobe_measure_and_says_so(
 ) -> None:
     runs = two_runs(tmp_path, "step0/rank0")
     found = stand_in.leaves(_rank0=FAULT)
-    monkeypatch.setattr(installed, "find_msprobe", lambda: found)
+    monkeypatch.setattr(modes, "find_msprobe", lambda: found)
     with pytest.raises(SystemExit) as ended:
         app(["compare", *map(str, runs), "--engine", "msprobe", "--format", "json"])
     printed = capsys.readouterr()
