@@ -18,7 +18,7 @@ from precdiag.collection import Side as SideName
 from precdiag.errors import PrecdiagError, UnreadableError, UsageError
 from precdiag.launch import SHELL
 from precdiag.proof import prove
-from precdiag.session import SETTINGS, Request, request_from, write_json
+from precdiag.session import SETTINGS, Request, read_settings, request_from, write_json
 from precdiag.sides import Side, collected
 
 STATE = "localize.json"
@@ -239,7 +239,7 @@ def _complete(folder: Path, request: Request) -> bool:
     if not (folder / SETTINGS).is_file():
         return False
     try:
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings = read_settings(folder)
     except ValueError:
         return False
     asked = {key: _listed(getattr(request, key)) for key in _COMPARED}

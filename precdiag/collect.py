@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -34,7 +33,16 @@ from precdiag.launch import Command, Ended, check_command, run_all, split_comman
 from precdiag.proof import every_step_is_there, prove
 from precdiag.receipts import progress_lines
 from precdiag.rerun import check_determinism, check_observer
-from precdiag.session import SETTINGS, Request, check_path, hook_environment, request_in, write_json, write_session
+from precdiag.session import (
+    SETTINGS,
+    Request,
+    check_path,
+    hook_environment,
+    read_settings,
+    request_in,
+    write_json,
+    write_session,
+)
 from precdiag.settings import CollectSettings
 
 # Room that a collection is refused below: one step of statistics of a large model.
@@ -252,7 +260,7 @@ def _prepare(
 
 def _join(folder: Path, request: Request, node: Node) -> None:
     """Let `node` write into a session that another node has begun. Raises UsageError where it is not the same one."""
-    begun = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["session"]
+    begun = read_settings(folder)["session"]
     if begun != node.run:
         raise UsageError(f"{folder} holds the collection of another run, {begun}", hint="choose another --out")
     if request_in(folder) != request:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from precdiag.receipts import Receipt, Step, judge_files, read_receipts, steps_of, wanted
-from precdiag.session import ATTEMPTS, DUMP, INJECT, SETTINGS
+from precdiag.session import ATTEMPTS, DUMP, INJECT, read_settings
 
 # Said where nothing loaded the hook; INJECTION.md lists the same causes.
 NOT_STARTED = (
@@ -51,7 +50,7 @@ def prove(folder: Path, launch: str | None = None) -> Proof:
     A step is complete where the process said so and the dump holds as many calls as it said. Of several attempts
     (restarts) the last complete one is judged, or the last. With `launch`, only the ranks that it started are expected.
     """
-    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings = read_settings(folder)
     receipts = [r for r in read_receipts(folder) if launch is None or r["launch"] in (launch, None)]
     foreign = next((r["foreign"] for r in receipts if r.get("foreign")), None)
     if foreign is not None and not _conflict(receipts):
@@ -132,7 +131,7 @@ def every_step_is_there(folder: Path) -> bool:
 
     Quick, for a command that still runs; what is there is proven afterwards.
     """
-    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings = read_settings(folder)
     takers = _participants(read_receipts(folder), settings["ranks"])
     expected = len(settings["ranks"]) or max((r["world_size"] or 1 for r in takers if r["rank"] is not None), default=1)
     return len(takers) >= expected and all(_has_gone_on(taker, settings) for taker in takers)

@@ -117,9 +117,15 @@ def write_settings(folder: Path, request: Request, dump: Path, *, side: str, ide
     write_json(folder / SETTINGS, {"session": identity, "side": side, **asdict(request)})
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Read session.json in `folder`. Raises OSError or ValueError where it cannot be read."""
+    settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    return settings
+
+
 def request_in(folder: Path) -> Request:
     """Return the request that session.json in `folder` was written from."""
-    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings = read_settings(folder)
     return request_from({each.name: settings[each.name] for each in fields(Request)})
 
 

@@ -14,7 +14,7 @@ from precdiag.collected import folder_of_side
 from precdiag.finding import Row
 from precdiag.kinds import UPDATE, UPDATE_STATS
 from precdiag.layout import Part
-from precdiag.session import ATTEMPTS, RECEIPTS, SETTINGS
+from precdiag.session import ATTEMPTS, RECEIPTS, read_settings
 
 # What an optimizer's step uses and makes, in the order in which it does.
 ORDER = (
@@ -147,6 +147,6 @@ def _read(part: Part) -> Parameters | None:
 def _was_asked_for(part: Part) -> bool:
     side = folder_of_side(part.folder)
     try:
-        return side is not None and bool(json.loads((side / SETTINGS).read_text(encoding="utf-8"))["update_stats"])
+        return side is not None and bool(read_settings(side)["update_stats"])
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -24,7 +24,7 @@ from precdiag.collection import (
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.launch import Ended
 from precdiag.proof import prove, prove_files
-from precdiag.session import ATTEMPTS, DUMP, RECEIPTS, SETTINGS, Request, request_in, write_json
+from precdiag.session import ATTEMPTS, DUMP, RECEIPTS, SETTINGS, Request, read_settings, request_in, write_json
 
 
 def verify(folders: Sequence[Path], out: Path, side: Side) -> Collection:
@@ -151,7 +151,7 @@ def _ended(folder: Path, earlier: dict[str, Any]) -> Ended:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    found = read_settings(folder)
     if found.get("side") not in SIDES:
         raise UnreadableError(f"{folder}: its {SETTINGS} names no side", hint="collect --prepare KIT --side SIDE")
     return found
