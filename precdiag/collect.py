@@ -14,7 +14,6 @@ from typing import Any
 from uuid import uuid4
 
 from precdiag.collection import (
-    COLLECTION,
     LOG,
     OWN_FAILURE,
     SIDES,
@@ -24,8 +23,8 @@ from precdiag.collection import (
     SideCommand,
     SideResult,
     conclude,
-    document,
     settle,
+    write_collection,
 )
 from precdiag.environment import DETERMINISTIC_VARIABLES
 from precdiag.errors import PrecdiagError, UsageError
@@ -109,7 +108,7 @@ def collect(
         checks += [check_determinism(launch, request, first, identity)] if repeat else []
         checks += [check_observer(launch, request, first, identity)] if observe else []
     collection = conclude(folder, request, results, tuple(checks))
-    write_json(folder / COLLECTION, document(collection))
+    write_collection(collection)
     return collection
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from precdiag.environment import differences
 
+COLLECTION = "collection.json"
+
 # DIR/collection.json stands at most this far above a dumped file's folder: DIR/side/dump/step0/rank0.
 _HIGHEST = 5
 # Differences listed in a note each; collection.json has them all.
@@ -20,7 +22,7 @@ def notes_on_collection(baseline: Path, candidate: Path) -> tuple[str, ...]:
 
     Each path lies in a collection of its own or both in one; () where a dump was not collected by precdiag.
     """
-    sides = {"baseline": _find_side(baseline), "candidate": _find_side(candidate)}
+    sides = {"baseline": _side_of(baseline), "candidate": _side_of(candidate)}
     notes = [note for name, side in sides.items() if side is not None for note in _warnings(name, side)]
     facts = [side["environment"] for side in sides.values() if side is not None and side.get("environment")]
     if len(facts) == 2:
@@ -28,31 +30,49 @@ def notes_on_collection(baseline: Path, candidate: Path) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def on_two_devices(baseline: Path, candidate: Path) -> bool:
+    """Tell whether both dumps were collected by precdiag, on devices of two kinds (`cuda` and `npu`)."""
+    kinds = [device.partition(":")[0] for device in map(_device_of, (baseline, candidate)) if device]
+    return len(kinds) == 2 and kinds[0] != kinds[1]
+
+
 def folder_of_side(path: Path) -> Path | None:
     """Return the folder of the collected side that `path` is or lies in, None where precdiag did not collect it."""
-    absolute = path.absolute()
-    folders = (absolute, *absolute.parents[:_HIGHEST])
-    return next((folder for folder in folders if _entry(folder) is not None), None)
+    return next((folder for folder, _ in _sides_around(path)), None)
 
 
-def _find_side(path: Path) -> dict[str, Any] | None:
-    """Return the entry in collection.json of the side whose folder `path` is or lies in."""
-    folder = folder_of_side(path)
-    return None if folder is None else _entry(folder)
-
-
-def _entry(folder: Path) -> dict[str, Any] | None:
-    collection = _read(folder.parent / "collection.json")
-    entry = collection.get("sides", {}).get(folder.name)
-    return None if entry is None else {**entry, "checks": collection.get("checks", [])}
-
-
-def _read(file: Path) -> dict[str, Any]:
+def read_collection(folder: Path) -> dict[str, Any]:
+    """Read collection.json in `folder`; {} where there is none that can be read."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads((folder / COLLECTION).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _device_of(path: Path) -> str | None:
+    """Return the device (`npu: Ascend910B`) of the side that `path` belongs to; None where no collection says so."""
+    side = _side_of(path)
+    try:
+        device = side["environment"]["device"] if side is not None else None
+    except (KeyError, TypeError):
+        return None
+    return device if isinstance(device, str) else None
+
+
+def _side_of(path: Path) -> dict[str, Any] | None:
+    return next((entry for _, entry in _sides_around(path)), None)
+
+
+def _sides_around(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folder of each side that `path` is or lies in, innermost first, and its entry with the checks."""
+    absolute = path.absolute()
+    for folder in (absolute, *absolute.parents[:_HIGHEST]):
+        collection = read_collection(folder.parent)
+        sides = collection.get("sides")
+        entry = sides.get(folder.name) if isinstance(sides, dict) else None
+        if isinstance(entry, dict):
+            yield folder, {**entry, "checks": collection.get("checks", [])}
 
 
 def _warnings(name: str, side: Mapping[str, Any]) -> Iterator[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from precdiag.collected import COLLECTION, read_collection
 from precdiag.environment import (
     DETERMINISTIC_TORCH,
     DETERMINISTIC_VARIABLES,
@@ -21,10 +21,9 @@ from precdiag.environment import (
 from precdiag.hook import injected
 from precdiag.launch import Ended
 from precdiag.proof import Proof
-from precdiag.session import ATTEMPTS, DUMP, Request
+from precdiag.session import ATTEMPTS, DUMP, Request, write_json
 
 SCHEMA = "precdiag.collect/1"
-COLLECTION = "collection.json"
 LOG = "log.txt"
 
 # What each node's launcher came to, where several write into one collection.
@@ -63,7 +62,7 @@ class SideResult:
 
     @cached_property
     def facts(self) -> dict[str, Any] | None:
-        """What can change numbers, as its first rank, git and what each rank started from say; None without a receipt."""
+        """What can change numbers: what its first rank, git and the start of each rank say; None without a receipt."""
         lead = self.proof.lead
         if lead is None:
             return None
@@ -123,6 +122,11 @@ def conclude(
     )
 
 
+def write_collection(collection: Collection) -> None:
+    """Write collection.json."""
+    write_json(collection.folder / COLLECTION, document(collection))
+
+
 def document(collection: Collection) -> dict[str, Any]:
     """Build collection.json; a side collected earlier into the same folder keeps its entry."""
     earlier = read_collection(collection.folder).get("sides", {})
@@ -137,15 +141,6 @@ def document(collection: Collection) -> dict[str, Any]:
         "checks": [asdict(each) for each in collection.checks],
         "notes": list(collection.notes),
     }
-
-
-def read_collection(folder: Path) -> dict[str, Any]:
-    """Read collection.json in `folder`; {} where there is none that can be read."""
-    try:
-        found: dict[str, Any] = json.loads((folder / COLLECTION).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found
 
 
 def settle(side: SideResult) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from precdiag.alignment import Alignment, alignment_of
 from precdiag.batches import given_to, option_of, proposed_partners
 from precdiag.cause import Cause, as_update, find_cause
+from precdiag.collected import on_two_devices
 from precdiag.comparison import DIVERGED, NO_DIVERGENCE, NOT_COMPARABLE, Bound, Comparison, Coverage, PartResult
-from precdiag.devices import on_two_devices
 from precdiag.evidence import BASELINE_ONLY, CANDIDATE_ONLY, DIFFERENT, EQUAL, EXCLUDED, NOTHING, UNKNOWN
 from precdiag.finding import Row, row_of
 from precdiag.judge import Judged, Policy

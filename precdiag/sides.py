@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from precdiag.collection import COLLECTION, LOG, SIDES, SideCommand
+from precdiag.collected import COLLECTION
+from precdiag.collection import LOG, SIDES, SideCommand
 from precdiag.collection import Side as SideName
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.proof import Proof, prove

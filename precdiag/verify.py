@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from precdiag.collected import read_collection
 from precdiag.collection import (
-    COLLECTION,
     NODE_RESULTS,
     SIDES,
     Collection,
@@ -17,14 +17,13 @@ from precdiag.collection import (
     SideCommand,
     SideResult,
     conclude,
-    document,
-    read_collection,
     settle,
+    write_collection,
 )
 from precdiag.errors import UnreadableError, UsageError
 from precdiag.launch import Ended
 from precdiag.proof import prove, prove_files
-from precdiag.session import ATTEMPTS, DUMP, RECEIPTS, SETTINGS, Request, read_settings, request_in, write_json
+from precdiag.session import ATTEMPTS, DUMP, RECEIPTS, SETTINGS, Request, read_settings, request_in
 
 
 def verify(folders: Sequence[Path], out: Path, side: Side) -> Collection:
@@ -48,7 +47,7 @@ def verify(folders: Sequence[Path], out: Path, side: Side) -> Collection:
     for result in results:
         settle(result)
     collection = conclude(root, request_in(results[0].folder), results, ())
-    write_json(root / COLLECTION, document(collection))
+    write_collection(collection)
     return collection
 
 
@@ -61,7 +60,7 @@ def _of_hand(dump: Path, out: Path, side: Side) -> Collection:
     steps = tuple(sorted({step.step for step in proof.steps if step.step is not None}))
     result = SideResult(side, target, SideCommand((), dump), Ended(0), proof)
     collection = conclude(out, Request(steps=steps), (result,), ())
-    write_json(out / COLLECTION, document(collection))
+    write_collection(collection)
     return collection
 
 
