@@ -36,6 +36,7 @@ from precdiag.session import (
     SETTINGS,
     Request,
     check_path,
+    clear_session,
     hook_environment,
     read_settings,
     request_in,
@@ -230,10 +231,8 @@ def _prepare(
     for side in joined:
         if node is not None:
             _join(folder / side, request, node)
-        elif not force:
-            raise UsageError(f"{folder / side} holds a collection", hint="choose another --out, or --force")
         else:
-            shutil.rmtree(folder / side)
+            clear_session(folder / side, force=force)
     log = LOG if node is None else f"log-node{node.number}.txt"
     prepared = [_command(folder / side, request, command, log=log) for side, command in commands.items()]
     for command in prepared:

@@ -9,7 +9,16 @@ from pathlib import Path
 from uuid import uuid4
 
 from precdiag.errors import UnreadableError, UsageError
-from precdiag.session import DUMP, INJECT, SETTINGS, Request, hook_environment, write_session, write_settings
+from precdiag.session import (
+    DUMP,
+    INJECT,
+    SETTINGS,
+    Request,
+    clear_session,
+    hook_environment,
+    write_session,
+    write_settings,
+)
 
 INJECT_FOLDER = "inject"
 
@@ -33,9 +42,7 @@ def begin(folder: Path, request: Request, side: str, environ: Mapping[str, str],
     Raises UsageError where `folder` holds a collection or msprobe would refuse it, OSError where it cannot be written.
     """
     if (folder / SETTINGS).exists():
-        if not force:
-            raise UsageError(f"{folder} holds a collection", hint="choose another --out, or --force")
-        shutil.rmtree(folder)
+        clear_session(folder, force=force)
     write_session(folder, request, side=side, identity=uuid4().hex)
     return "".join(f"{name}={value}\n" for name, value in hook_environment(folder, environ).items())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -109,6 +110,13 @@ def write_session(folder: Path, request: Request, *, side: str, identity: str) -
     for name in (DUMP, RECEIPTS):
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_settings(folder, request, folder / DUMP, side=side, identity=identity)
+
+
+def clear_session(folder: Path, *, force: bool) -> None:
+    """Delete the collection that `folder` holds. Raises UsageError without `force`."""
+    if not force:
+        raise UsageError(f"{folder} holds a collection", hint="choose another --out, or --force")
+    shutil.rmtree(folder)
 
 
 def write_settings(folder: Path, request: Request, dump: Path, *, side: str, identity: str) -> None:
