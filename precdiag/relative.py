@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from precdiag.dump import Dump
 from precdiag.evidence import BYTES, CHECKSUM, DIFFERENT, EQUAL, SHAPE, UNKNOWN, VALUE
 from precdiag.judge import Judged
 from precdiag.rows import STATISTICS
-from precdiag.statistic import EPSILON, REDUCTION_ROUNDING, element_counts
+from precdiag.statistic import EPSILON, REDUCTION_ROUNDING, by_block, element_counts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +57,9 @@ def errors_of(judged: Judged) -> Errors:
     u = np.fmax(roundoff(left.rows["dtype"])[b], roundoff(right.rows["dtype"])[c])
     state, aspects = rows["state"].to_numpy()[lines], rows["aspects"].to_numpy()[lines]
     evidence = rows["evidence"].to_numpy()[lines]
-    e = _from_statistics(left, right, b, c)
+    e = np.zeros(len(lines))
+    unequal = np.flatnonzero(state != EQUAL)
+    e[unequal] = by_block(partial(_from_statistics, left, right), b[unequal], c[unequal])[0]
     exact = np.isin(evidence, (BYTES, CHECKSUM)) & ((state == EQUAL) | (evidence == BYTES))
     same = (state == EQUAL) | ((state == DIFFERENT) & ((aspects & (VALUE | SHAPE)) == 0) & (evidence == BYTES))
     e[same] = 0.0
@@ -103,7 +106,7 @@ def explained(e_out: np.ndarray, e_in: np.ndarray, u: np.ndarray, calls: np.ndar
         return np.asarray(~(e_out > calls * floor_of(u) + GAIN * e_in))
 
 
-def _from_statistics(left: Dump, right: Dump, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def _from_statistics(left: Dump, right: Dump, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray]:
     """The largest relative error that the statistics show; NaN where they stand on neither or one side only."""
     import numpy as np
 
@@ -122,5 +125,4 @@ def _from_statistics(left: Dump, right: Dump, b: np.ndarray, c: np.ndarray) -> n
         share = np.where(delta == 0, 0.0, delta / of)
     stands = ((known[None, :] >> np.arange(4, dtype=np.uint8)[:, None]) & 1).astype(bool)
     share = np.where(stands, share, np.nan)
-    e: np.ndarray = np.fmax.reduce(share, axis=0)
-    return e
+    return (np.fmax.reduce(share, axis=0),)

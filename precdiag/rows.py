@@ -86,12 +86,15 @@ class Columns:
             self._parts.append(self._columns_of(leaves) | {"place": _integers(places)})
 
     def frame(self) -> pd.DataFrame:
-        """Return the rows added so far; the columns are documented at dump.Dump."""
+        """Return the rows added, once; the columns are documented at dump.Dump."""
         import numpy as np
         import pandas as pd
 
         empty = self._columns_of([]) | {"place": _integers([])}
-        column = {key: np.concatenate([part[key] for part in (empty, *self._parts)]) for key in empty}
+        # Each column's parts are let go once it stands whole: a million calls would be in memory twice.
+        column = {
+            key: np.concatenate([values, *(part.pop(key) for part in self._parts)]) for key, values in empty.items()
+        }
         slots = _Codes()
         slot_of_place = _integers([slots[slot] for _, slot in self._places])
         io_of_place = np.array([io for io, _ in self._places], dtype=np.int8)
@@ -224,9 +227,10 @@ def split_name(name: str) -> tuple[str, str, str, int, str]:
         phase, index, rest = tokens[-2], int(last), tokens[1:-2]
     else:
         phase, index, rest = "", -1, tokens[1:]
-    if kind in _MODULES:
-        return kind, rest[-1] if rest else "", ".".join(rest[:-1]), index, phase
-    return kind, ".".join(rest), "", index, phase
+    module = ".".join(rest[:-1]) if kind in _MODULES else ""
+    operation = ".".join(rest[-1:] if kind in _MODULES else rest)
+    share = sys.intern  # few are distinct, and a million calls hold them
+    return share(kind), share(operation), share(module), index, share(phase)
 
 
 def split_names(names: Iterable[str]) -> pd.DataFrame:
@@ -267,17 +271,18 @@ def _argument(leaf: Any) -> tuple[str, str]:
         leaf = plain(leaf)
         return type(leaf).__name__, _text(leaf)
     if len(leaf) == 2 and type(value := leaf.get("value")) in (int, bool):  # by far the most
-        return leaf["type"], str(value)
+        return leaf["type"], sys.intern(str(value))
     rest = {key: item for key, item in plain(leaf).items() if key not in _NOT_AN_ARGUMENT}
     return leaf["type"], _text(next(iter(rest.values())) if len(rest) == 1 else rest)
 
 
 def _text(value: Any) -> str:
+    """Spell an argument, equal ones as one object: most calls are given the same few."""
     if isinstance(value, float):
         value += 0.0  # -0.0 and 0.0 are equal in value
     text = value if isinstance(value, str) and not _ADDRESS.search(value) else _ADDRESS.sub("", str(value))
     # A file name that was no UTF-8 arrives with lone surrogates, which nothing can hash or print.
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+    return sys.intern(text if text.isascii() else text.encode(errors="backslashreplace").decode())
 
 
 def _file_name(given: Any) -> str | None:

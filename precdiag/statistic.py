@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from precdiag.dump import Dump
 from precdiag.rows import STATISTICS
@@ -26,6 +27,8 @@ EPSILON = {
     "float8_e5m2": 2.0**-2,
     "float8_e5m2fnuz": 2.0**-2,
 }
+# Measured on 340,000 rows: with so many at a time the temporaries of the four statistics stay in the cache.
+BLOCK_ROWS = 1 << 14
 
 _MAX, _MIN, _MEAN, _NORM = range(4)
 
@@ -58,49 +61,138 @@ class StatisticDeltas:
 
 def compare_statistics(baseline: Dump, candidate: Dump, b: np.ndarray, c: np.ndarray) -> StatisticDeltas:
     """Compare the rows `b` of the baseline with the rows `c` of the candidate (positions, equal lengths)."""
+    sides = _Columns(baseline), _Columns(candidate)
+    return StatisticDeltas(*by_block(lambda left, right: _compare(sides[0].at(left), sides[1].at(right)), b, c))
+
+
+def by_block(
+    work: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, ...]], b: np.ndarray, c: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Return what `work` makes of the pairs (b, c), some at a time: its temporaries stay in the cache, and small."""
     import numpy as np
 
-    left = np.stack([baseline.rows[name].to_numpy()[b] for name in STATISTICS])
-    right = np.stack([candidate.rows[name].to_numpy()[c] for name in STATISTICS])
-    known = baseline.rows["known"].to_numpy()[b], candidate.rows["known"].to_numpy()[c]
-    common = known[0] & known[1]
-    shortened = (known[0] ^ known[1]) == (1 << _MEAN | 1 << _NORM)
-    stands = ((common[None, :] >> np.arange(4, dtype=np.uint8)[:, None]) & 1).astype(bool)
-    equal = (left == right) | (np.isnan(left) & np.isnan(right)) | ~stands
-    delta = _deltas(left, right, equal)
-    text_differs = baseline.rows["value"].to_numpy()[b] != candidate.rows["value"].to_numpy()[c]
-    epsilon = np.maximum(_epsilons(baseline.rows["dtype"])[b], _epsilons(candidate.rows["dtype"])[c])
-    reductions_only = equal[_MAX] & equal[_MIN] & ~text_differs
-    allowed = _reduction_allowance(left, right, np.minimum(epsilon, EPSILON["bfloat16"]))
-    within = (delta <= allowed) | equal
-    unequal = ~equal.all(axis=0) | text_differs
-    rounding = unequal & reductions_only & within.all(axis=0)
-    finite = np.isfinite(left) & np.isfinite(right)
-    elements = element_counts(baseline.rows["shape"])[b]
-    one_element = elements == 1  # its Mean is the element: nothing was summed
-    rounding &= ~one_element
-    scale = np.maximum(_magnitude(left), _magnitude(right))
-    narrowing = ((delta <= epsilon * np.where(np.arange(4)[:, None] == _NORM, _norm(left, right), scale)) | equal).all(
-        0
-    )
-    comparable = stands[_MAX] | stands[_MEAN] | (common > 0)
-    max_abs, max_rel = _largest(delta, left, elements)
-    return StatisticDeltas(
-        comparable=comparable | text_differs,
-        lopsided=(known[0] != known[1]) & ~shortened,
-        shortened=shortened,
-        differ=unequal & ~rounding,
-        rounding=rounding,
-        narrowing=narrowing & ~text_differs,
-        constant=stands[_MAX] & stands[_MIN] & equal[_MAX] & equal[_MIN] & finite[_MAX] & (left[_MAX] == left[_MIN]),
-        nonfinite=_nonfinite(baseline)[b] | (_nonfinite(candidate)[c] << 1),
-        max_abs=np.where(comparable, max_abs, np.nan),
-        max_rel=np.where(comparable, max_rel, np.nan),
-    )
+    blocks = [slice(at, at + BLOCK_ROWS) for at in range(0, max(len(b), 1), BLOCK_ROWS)]
+    return tuple(map(np.concatenate, zip(*(work(b[block], c[block]) for block in blocks), strict=True)))
 
 
 def element_counts(shape: pd.Series[str]) -> np.ndarray:
     """Return the number of elements of each row from its shape text: int64, 1 for `[]`, -1 where it has no shape."""
+    counts: np.ndarray = _element_table(shape)[shape.cat.codes.to_numpy()]
+    return counts
+
+
+class _Columns:
+    """What is compared of one dump's rows, taken out once."""
+
+    def __init__(self, dump: Dump) -> None:
+        rows = dump.rows
+        self._statistics = [rows[name].to_numpy() for name in STATISTICS]
+        self._known, self._value = rows["known"].to_numpy(), rows["value"].to_numpy()
+        self._dtype, self._epsilon = rows["dtype"].cat.codes.to_numpy(), _epsilon_table(rows["dtype"])
+        self._shape, self._elements = rows["shape"].cat.codes.to_numpy(), _element_table(rows["shape"])
+
+    def at(self, rows: np.ndarray) -> _Rows:
+        """Take some rows out by their positions."""
+        import numpy as np
+
+        return _Rows(
+            values=np.stack([column[rows] for column in self._statistics]),
+            known=self._known[rows],
+            text=self._value[rows],
+            epsilon=self._epsilon[self._dtype[rows]],
+            elements=self._elements[self._shape[rows]],
+        )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of one side: statistics as (4, n), the others (n,)."""
+
+    values: np.ndarray
+    known: np.ndarray
+    text: np.ndarray
+    epsilon: np.ndarray
+    elements: np.ndarray
+
+    @property
+    def nonfinite(self) -> np.ndarray:
+        """1 where the data hold NaN or Inf (uint8). An infinite Norm alone is an overflow of the sum."""
+        import numpy as np
+
+        marked: np.ndarray = (_bits(self.known) & ~np.isfinite(self.values))[:_NORM].any(axis=0).astype(np.uint8)
+        return marked
+
+
+def _compare(left: _Rows, right: _Rows) -> tuple[np.ndarray, ...]:
+    """Return the fields of StatisticDeltas for some pairs: distances are taken only where a statistic differs."""
+    import numpy as np
+
+    x, y, common = left.values, right.values, left.known & right.known
+    shortened = (left.known ^ right.known) == (1 << _MEAN | 1 << _NORM)
+    stands = _bits(common)
+    equal = (x == y) | (np.isnan(x) & np.isnan(y)) | ~stands
+    text_differs = np.asarray(left.text != right.text, dtype=bool)
+    unequal = ~equal.all(axis=0) | text_differs
+    comparable = stands[_MAX] | stands[_MEAN] | (common > 0)
+    rounding, narrowing = np.zeros(len(common), dtype=bool), ~text_differs
+    max_abs, max_rel = (np.where(comparable, 0.0, np.nan) for _ in range(2))
+    at = np.flatnonzero(unequal)
+    if len(at):
+        epsilon = np.maximum(left.epsilon, right.epsilon)[at]
+        found = _distances(x[:, at], y[:, at], equal[:, at], epsilon, left.elements[at])
+        rounding[at] = found.rounding & ~text_differs[at]
+        narrowing[at] &= found.narrowing
+        for column, largest in ((max_abs, found.max_abs), (max_rel, found.max_rel)):
+            column[at] = np.where(comparable[at], largest, np.nan)
+    finite = np.isfinite(x[_MAX]) & np.isfinite(y[_MAX])
+    constant = stands[_MAX] & stands[_MIN] & equal[_MAX] & equal[_MIN] & finite & (x[_MAX] == x[_MIN])
+    return (
+        comparable | text_differs,
+        (left.known != right.known) & ~shortened,
+        shortened,
+        unequal & ~rounding,
+        rounding,
+        narrowing,
+        constant,
+        left.nonfinite | (right.nonfinite << 1),
+        max_abs,
+        max_rel,
+    )
+
+
+class _Distances(NamedTuple):
+    """Fields of StatisticDeltas of the same names."""
+
+    rounding: np.ndarray
+    narrowing: np.ndarray
+    max_abs: np.ndarray
+    max_rel: np.ndarray
+
+
+def _distances(
+    left: np.ndarray, right: np.ndarray, equal: np.ndarray, epsilon: np.ndarray, elements: np.ndarray
+) -> _Distances:
+    """How far statistics (4, n) are apart, of which `equal` are alike or stand on one side only."""
+    import numpy as np
+
+    delta = _deltas(left, right, equal)
+    allowed = _reduction_allowance(left, right, np.minimum(epsilon, EPSILON["bfloat16"]))
+    within = ((delta <= allowed) | equal).all(axis=0)
+    one_element = elements == 1  # its Mean is the element: nothing was summed
+    scale = np.maximum(_magnitude(left), _magnitude(right))
+    of = np.where(np.arange(4)[:, None] == _NORM, _norm(left, right), scale)
+    narrowing = ((delta <= epsilon * of) | equal).all(axis=0)
+    return _Distances(within & equal[_MAX] & equal[_MIN] & ~one_element, narrowing, *_largest(delta, left, elements))
+
+
+def _bits(known: np.ndarray) -> np.ndarray:
+    """Which statistics stand in the file: bool (4, n)."""
+    import numpy as np
+
+    return np.asarray((known[None, :] >> np.arange(4, dtype=np.uint8)[:, None]) & 1, dtype=bool)
+
+
+def _element_table(shape: pd.Series[str]) -> np.ndarray:
     import numpy as np
 
     counts = []
@@ -108,7 +200,7 @@ def element_counts(shape: pd.Series[str]) -> np.ndarray:
         sizes = [size for size in text.strip("[]()").replace(" ", "").split(",") if size]
         known = text != "" and all(size.isdecimal() for size in sizes)
         counts.append(int(np.prod([int(size) for size in sizes], dtype=object)) if known else -1)
-    return np.array([min(count, 2**62) for count in counts], dtype=np.int64)[shape.cat.codes.to_numpy()]
+    return np.array([min(count, 2**62) for count in counts], dtype=np.int64)
 
 
 def _deltas(left: np.ndarray, right: np.ndarray, equal: np.ndarray) -> np.ndarray:
@@ -120,12 +212,11 @@ def _deltas(left: np.ndarray, right: np.ndarray, equal: np.ndarray) -> np.ndarra
     return np.where(equal, 0.0, np.where(np.isnan(delta), np.inf, delta))
 
 
-def _epsilons(dtype: pd.Series[str]) -> np.ndarray:
+def _epsilon_table(dtype: pd.Series[str]) -> np.ndarray:
     import numpy as np
 
     # Integers and what is not listed: their Mean and Norm are taken in float32.
-    table = [EPSILON.get(name.rpartition(".")[2].lower(), EPSILON["float32"]) for name in dtype.cat.categories]
-    return np.array(table)[dtype.cat.codes.to_numpy()]
+    return np.array([EPSILON.get(name.rpartition(".")[2].lower(), EPSILON["float32"]) for name in dtype.cat.categories])
 
 
 def _reduction_allowance(left: np.ndarray, right: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
@@ -163,14 +254,3 @@ def _largest(delta: np.ndarray, left: np.ndarray, elements: np.ndarray) -> tuple
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(delta == 0, 0.0, np.where(np.isinf(delta) | (of == 0), np.inf, delta / of))
     return absolute, relative.max(axis=0)
-
-
-def _nonfinite(dump: Dump) -> np.ndarray:
-    """Return uint8: 1 where a row's data hold NaN or Inf. An infinite Norm alone is an overflow of the sum."""
-    import numpy as np
-
-    known = dump.rows["known"].to_numpy()
-    marked = np.zeros(len(known), dtype=np.uint8)
-    for bit, name in enumerate(STATISTICS[:_NORM]):
-        marked |= (((known >> bit) & 1).astype(bool) & ~np.isfinite(dump.rows[name].to_numpy())).astype(np.uint8)
-    return marked
