@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from precdiag.dump import Dump
 from precdiag.errors import PrecdiagError
 from precdiag.judge import Judged
 from precdiag.relative import GAIN, floor_of
 from precdiag.replay import Call, UnreplayableError, perturbed, rebuild, run
-from precdiag.tensors import quietly
+from precdiag.torchfile import quietly
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +25,9 @@ FACTOR = 2.0
 class Ruling:
     """Whose output is off: the relative local error of each side, and up to where rounding explains it.
 
-    `allowed` is the floor of the call's precision, and twice what moving each input by u changes in float64: a sum that
-    cancels cannot be more exact. `off`: candidate, baseline, both (within a factor of 2), or neither.
+    `allowed` is the floor of the call's precision where both errors are within it, else that and twice what moving each
+    input by u changes in float64: a sum that cancels cannot be more exact. `off`: candidate, baseline, both (within a
+    factor of 2), or neither.
     """
 
     off: str
@@ -46,16 +48,16 @@ def arbitrate(judged: Judged, line: int, u: float) -> Ruling | None:
     sides = ((judged.baseline, "baseline"), (judged.candidate, "candidate"))
     if any(dump.tensor_path(int(judged.rows[side].iat[line])) is None for dump, side in sides):
         return None  # statistics need no torch
-    found = []
     try:
         with quietly():
-            for dump, side in sides:
-                row = int(judged.rows[side].iat[line])
-                call = rebuild(dump, str(dump.rows["call"].iat[row]))
-                found.append(local_error(call, str(dump.rows["slot"].iat[row]), u))
+            replays = [_replayed(dump, int(judged.rows[side].iat[line])) for dump, side in sides]
+            errors = [distance(each.exact, each.call.outputs[each.slot]) for each in replays]
+            allowed = float(floor_of(u))
+            if not all(error <= allowed for error in errors):
+                allowed += GAIN * max(each.moved(u) for each in replays)
     except (UnreplayableError, PrecdiagError):
         return None
-    return ruling_of(found[0][0], found[1][0], max(found[0][1], found[1][1]))
+    return ruling_of(errors[0], errors[1], allowed)
 
 
 def ruling_of(baseline: float, candidate: float, allowed: float) -> Ruling:
@@ -71,16 +73,29 @@ def ruling_of(baseline: float, candidate: float, allowed: float) -> Ruling:
     return Ruling(verdict, baseline, candidate, allowed)
 
 
-def local_error(call: Call, slot: str, u: float) -> tuple[float, float]:
-    """Return the error of one output against its replay in float64, relative, and up to where rounding explains it."""
+@dataclass(frozen=True)
+class _Replay:
+    """One output of a call of one side, and what it is in float64 from the same inputs."""
+
+    call: Call
+    slot: str
+    exact: Tensor
+
+    def moved(self, u: float) -> float:
+        """How far the output moves in float64, relative, where each input moves by u."""
+        import torch
+
+        return distance(self.exact, run(perturbed(self.call, u), torch.float64)[self.slot])
+
+
+def _replayed(dump: Dump, row: int) -> _Replay:
     import torch
 
+    call, slot = rebuild(dump, str(dump.cell("call", row))), str(dump.cell("slot", row))
     exact = run(call, torch.float64)
     if slot not in exact:
         raise UnreplayableError("this output is not replayed")
-    moved = run(perturbed(call, u), torch.float64)[slot]
-    allowed = float(floor_of(u)) + GAIN * distance(exact[slot], moved)
-    return distance(exact[slot], call.outputs[slot]), allowed
+    return _Replay(call, slot, exact[slot])
 
 
 def distance(exact: Tensor, other: Tensor) -> float:

@@ -116,10 +116,11 @@ def _compare_pair(
     except UnreadableError as error:
         return PartResult(baseline, candidate, error=str(error))
     told = (lambda done, total: None) if progress is None else partial(progress, baseline.label)
-    judged = judge(left, right, pairing, policy, told, Effort(resources.workers, first))
+    replays = policy.scrutiny.arbiter
+    judged = judge(left, right, pairing, policy, told, Effort(resources.workers, first, replays))
     result = conclude_part(judged, policy, limit)
     if result.cause is None and NOT_LOOKED_AT_REASON in dict(result.reasons):  # what stopped it was explained away
-        judged = judge(left, right, pairing, policy, told, Effort(resources.workers))
+        judged = judge(left, right, pairing, policy, told, Effort(resources.workers, replays=replays))
         result = conclude_part(judged, policy, limit)
     return result
 

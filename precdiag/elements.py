@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from precdiag.dump import Dump
 from precdiag.errors import PrecdiagError
 from precdiag.operands import forward_of, rows_of
 from precdiag.origin import Origin
 from precdiag.rows import OUTPUT
-from precdiag.tensors import load
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from precdiag.stored import Stored, wide
+from precdiag.tensors import chunks, read
 
 
 def with_elements(dump: Dump, origin: Origin) -> tuple[Origin, list[str]]:
@@ -27,7 +27,7 @@ def with_elements(dump: Dump, origin: Origin) -> tuple[Origin, list[str]]:
     if path is None:
         return origin, []
     try:
-        found = _look(load(path), origin.value)
+        found = _look(read(path), origin.value)
         generated = origin.is_output and found["index"] is not None
         found["inputs"] = _inputs(dump, origin, found["index"]) if generated else []
     except PrecdiagError as error:
@@ -36,18 +36,17 @@ def with_elements(dump: Dump, origin: Origin) -> tuple[Origin, list[str]]:
     return replace(origin, row=replace(origin.row, metrics=metrics)), []
 
 
-def _look(tensor: Tensor, value: str) -> dict[str, Any]:
-    import torch
-
-    wide = tensor.float() if tensor.element_size() == 1 else tensor
-    bad = ~torch.isfinite(wide)
-    own = torch.isnan(wide) if value == "nan" else wide == float(value)
-    where = own.nonzero()
-    return {
-        "non_finite": int(bad.sum()),
-        "elements": tensor.numel(),
-        "index": where[0].tolist() if len(where) else None,
-    }
+def _look(tensor: Stored, value: str) -> dict[str, Any]:
+    non_finite, seen, first = 0, 0, None
+    for (chunk,) in chunks(tensor):
+        numbers = wide(chunk).reshape(chunk.values.size, -1)  # a complex number's parts side by side
+        non_finite += int((~np.isfinite(numbers)).any(axis=1).sum())
+        own = (np.isnan(numbers) if value == "nan" else numbers == float(value)).any(axis=1)
+        if first is None and own.any():
+            first = seen + int(own.argmax())
+        seen += len(numbers)
+    index = None if first is None else [int(at) for at in np.unravel_index(first, tensor.values.shape)]
+    return {"non_finite": non_finite, "elements": seen, "index": index}
 
 
 def _inputs(dump: Dump, origin: Origin, index: list[int]) -> list[dict[str, Any]]:
@@ -68,9 +67,10 @@ def _inputs(dump: Dump, origin: Origin, index: list[int]) -> list[dict[str, Any]
 
 def _value_at(path: Path, index: list[int]) -> float | int | None:
     """The element that stands at an index once the tensor is broadcast; None where its shape does not reach there."""
-    tensor = load(path)
-    place = index[len(index) - tensor.dim() :]
-    if tensor.dim() > len(index) or any(size != 1 and at >= size for size, at in zip(tensor.shape, place, strict=True)):
+    tensor = read(path)
+    shape = tensor.values.shape
+    place = index[len(index) - len(shape) :]
+    if len(shape) > len(index) or any(size != 1 and at >= size for size, at in zip(shape, place, strict=True)):
         return None
-    value = tensor[tuple(0 if size == 1 else at for size, at in zip(tensor.shape, place, strict=True))].item()
+    value = tensor.item(tuple(0 if size == 1 else at for size, at in zip(shape, place, strict=True)))
     return value + 0 if isinstance(value, int | float) else None  # -0.0 is 0.0

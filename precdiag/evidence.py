@@ -13,6 +13,7 @@ from precdiag.rows import CHECKSUM_CRC, CHECKSUM_NONE, CHECKSUM_XOR
 from precdiag.statistic import StatisticDeltas, compare_statistics, element_counts
 from precdiag.tensorfiles import FilePair, compare_all
 from precdiag.tensors import TensorPair
+from precdiag.torchfile import import_beside
 from precdiag.uninitialised import undefined_contents, uninitialised
 
 if TYPE_CHECKING:
@@ -81,11 +82,13 @@ class Pairs:
 class Effort:
     """How to go about tensor files: in how many processes, and whether to stop at the first that differs.
 
-    With `first` what stands behind it is unknown: NOT_LOOKED_AT_REASON.
+    With `first` what stands behind it is unknown: NOT_LOOKED_AT_REASON. `replays`: calls will be replayed with torch
+    where something differs, so it is imported meanwhile.
     """
 
     workers: int = 1
     first: bool = False
+    replays: bool = False
 
 
 def judge_pairs(pairs: Pairs, progress: Callable[[int, int], None], effort: Effort = Effort()) -> tuple[str, ...]:
@@ -141,7 +144,7 @@ def _judge_bytes(pairs: Pairs, files: np.ndarray, progress: Callable[[int, int],
         chosen = chosen[: np.searchsorted(chosen, known[0])] if len(known) else chosen
     elements = int(element_counts(pairs.baseline.rows["shape"])[pairs.b[chosen]].sum())
     found_in = compare_all([_file_pair(pairs, at) for at in chosen.tolist()], elements, effort.workers)
-    looked_at = -1
+    looked_at, importing = -1, None
     for done, (at, found) in enumerate(zip(chosen.tolist(), found_in, strict=True), 1):
         pairs.tensors[at] = found
         looked_at = at
@@ -153,6 +156,10 @@ def _judge_bytes(pairs: Pairs, files: np.ndarray, progress: Callable[[int, int],
             pairs.differ(np.array([at]), VALUE)
             if stops[at]:
                 break
+            if effort.replays and importing is None:
+                importing = import_beside()
+    if importing is not None:
+        importing.join()
     if effort.first:
         pairs.unknown(files & (np.arange(len(files)) > looked_at), NOT_LOOKED_AT_REASON)
 

@@ -1,31 +1,22 @@
-"""Error metrics of two tensors of one shape, added up chunk by chunk."""
+"""Error metrics of two tensors of one shape, added up chunk by chunk, with numpy alone."""
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from torch import Tensor, dtype
+from precdiag.dtypes import COMPLEX, EIGHT_BITS, FLOATS, INTEGERS
+from precdiag.stored import Stored, bits, byte_values, rounded, wide
 
-INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
-FLOATS = (  # from the finest to the coarsest: two dtypes are rounded to the later one
-    "float64",
-    "float32",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-)
-COMPLEX = ("complex128", "complex64", "complex32")
-LARGEST = float(np.finfo(np.float64).max)
+LARGEST = sys.float_info.max
+# A dot product of more elements is spread over threads by OpenBLAS (interface/ddot.c: from 10,000 on), which wait for
+# one another where other processes keep the cores busy.
+_DOT_ELEMENTS = 8192
 
 Scalar = bool | int | float | complex
 
@@ -64,6 +55,17 @@ class Metrics:
     candidate: Scalar | None
 
 
+class _Floats(NamedTuple):
+    """A chunk's exact values, and their bits as signed integers of the dtype's width: (n,), or (n, 2) of complex."""
+
+    values: np.ndarray
+    bits: np.ndarray
+
+
+# Counts ulps between two chunks, of which the last argument holds the bits that differ.
+Steps = Callable[[_Floats, _Floats, np.ndarray], int]
+
+
 @dataclass
 class Totals:
     """What one pass over the chunks of two tensors adds up; see Metrics for what counts as what."""
@@ -79,22 +81,23 @@ class Totals:
     products: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
     """b·b, c·c, b·c and the sum of squared errors."""
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    def add(self, x: Stored, y: Stored) -> None:
         """Take the next chunk of baseline and candidate: flat, contiguous, equally long, not empty."""
-        names = {dtype_name(x), dtype_name(y)}
-        if names <= set(INTEGERS) and (len(names) == 1 or "uint64" not in names):
-            self._add_integers(x, y)
-        elif len(names) == 1:
-            self._add_floats(parts(x), parts(y))
-        else:
-            self._add_widened(x, y)
-        self.elements += x.numel()
+        names = {x.dtype, y.dtype}
+        with np.errstate(all="ignore"):  # what overflows or is no number is told apart below
+            if names <= set(INTEGERS) and (len(names) == 1 or "uint64" not in names):
+                self._add_integers(x, y)
+            elif len(names) == 1:
+                self._add_floats(_Floats(wide(x), bits(x)), _Floats(wide(y), bits(y)), _steps_of(x.dtype))
+            else:
+                self._add_widened(x, y)
+        self.elements += x.values.size
 
-    def metrics(self, baseline: Tensor, candidate: Tensor) -> Metrics:
+    def metrics(self, baseline: Stored, candidate: Stored) -> Metrics:
         """Turn the sums into what is reported; the whole tensors give the two values at the worst element."""
         index = None
         if self.worst is not None:
-            index = tuple(int(i) for i in np.unravel_index(self.worst, tuple(baseline.shape)))
+            index = tuple(int(i) for i in np.unravel_index(self.worst, baseline.values.shape))
         outside = self.nonfinite == "differs"
         return Metrics(
             max_abs=self.max_abs,
@@ -106,8 +109,8 @@ class Totals:
             mismatched=self.mismatched,
             elements=self.elements,
             index=index,
-            baseline=None if index is None else baseline[index].item(),
-            candidate=None if index is None else candidate[index].item(),
+            baseline=None if index is None else baseline.item(index),
+            candidate=None if index is None else candidate.item(index),
         )
 
     def _cosine(self) -> float:
@@ -126,163 +129,138 @@ class Totals:
             return 0.0
         return math.inf if norm == 0 or not math.isfinite(norm) else error / norm
 
-    def _add_integers(self, x: Tensor, y: Tensor) -> None:
-        distance = _distance(_integer_keys(x), _integer_keys(y))
-        top = _unsigned_max(distance)
-        error = distance.double()
-        if top >= 2**63:
-            error += (distance < 0) * 2.0**64
+    def _add_integers(self, x: Stored, y: Stored) -> None:
+        a, b = (side.values if side.dtype == "uint64" else side.values.astype(np.int64) for side in (x, y))
+        distance = (np.maximum(a, b) - np.minimum(a, b)).view(np.uint64)  # never overflows, read so
+        top = int(distance.max())
+        error = distance.astype(np.float64)
         self.max_ulp = max(self.max_ulp, top)
-        self._tally(x.double(), y.double(), error, _dot(error, error), top, distance ^ -(2**63))
+        self._tally(wide(x), wide(y), error, _dot(error, error), top, distance)
 
-    def _add_widened(self, x: Tensor, y: Tensor) -> None:
+    def _add_widened(self, x: Stored, y: Stored) -> None:
         """Two dtypes: in float64, where only 64-bit integers need a correction, with the ulps of the coarser."""
-        import torch
+        floats = [COMPLEX.get(side.dtype, side.dtype) for side in (x, y)]
+        coarser = max((name for name in floats if name in FLOATS), key=FLOATS.index, default="float64")
+        a, b, lost = wide(x), wide(y), _lost(y) - _lost(x)
+        if a.ndim != b.ndim:
+            a, b = (np.stack([side, np.zeros_like(side)], axis=1) if side.ndim == 1 else side for side in (a, b))
 
-        wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
-        floats = [name for name in map(dtype_name, (parts(x), parts(y))) if name in FLOATS]
-        coarser = getattr(torch, max(floats, key=FLOATS.index, default="float64"))
-        self._add_floats(parts(x.to(wide)), parts(y.to(wide)), coarser, _lost(y) - _lost(x))
+        def steps(x: _Floats, y: _Floats, unlike: np.ndarray) -> int:
+            left, right = (_Floats(side.values, rounded(side.values, coarser)) for side in (x, y))
+            return _steps_of(coarser)(left, right, left.bits ^ right.bits)
 
-    def _add_floats(self, x: Tensor, y: Tensor, coarser: dtype | None = None, lost: Tensor | float = 0.0) -> None:
-        """Chunks of one float dtype, (n,) or the parts (n, 2) of complex; `lost` is what y - x lacks."""
-        a, b, difference = _subtract(x, y, lost)
+        self._add_floats(_Floats(a, a.view(np.int64)), _Floats(b, b.view(np.int64)), steps, lost)
+
+    def _add_floats(self, x: _Floats, y: _Floats, steps: Steps, lost: np.ndarray | float = 0.0) -> None:
+        """Chunks of floats; `steps` counts their ulps, `lost` is what y - x lacks."""
+        difference = _difference(x, y, lost)
         squares, outside = _dot(difference, difference), None
         if not math.isfinite(squares):
             x, y, outside = self._set_aside(x, y)
-            a, b, difference = _subtract(x, y, lost)
+            difference = _difference(x, y, lost)
             squares = _dot(difference, difference)
         error = _magnitude(difference)
         if outside is not None:
-            error = error.clamp(max=LARGEST).masked_fill(outside, math.inf)
-        ulps = _distance(*(_float_keys(t.to(coarser or t.dtype)) for t in (x, y)))
-        self.max_ulp = max(self.max_ulp, _unsigned_max(ulps))
-        self.negative_zeros += _negative_zeros(x, y, error)
-        self._tally(a, b, error, squares, error.amax().item(), error)
+            np.minimum(error, LARGEST, out=error)
+            error[outside] = math.inf
+        unlike = x.bits ^ y.bits
+        self.max_ulp = max(self.max_ulp, steps(x, y, unlike))
+        self.negative_zeros += _negative_zeros(unlike, error)
+        self._tally(x.values, y.values, error, squares, float(error.max()), error)
 
-    def _set_aside(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Put zero bits where either is non-finite; tell which elements (n,) are not the same non-finite value."""
-        a, b = x.double(), y.double()
-        nonfinite = ~(a.isfinite() & b.isfinite())
-        outside = nonfinite & (a != b) & ~(a.isnan() & b.isnan())
+    def _set_aside(self, x: _Floats, y: _Floats) -> tuple[_Floats, _Floats, np.ndarray]:
+        """Put zero where either is non-finite; tell which elements (n,) are not the same non-finite value."""
+        a, b = x.values, y.values
+        nonfinite = ~(np.isfinite(a) & np.isfinite(b))
+        outside = nonfinite & (a != b) & ~(np.isnan(a) & np.isnan(b))
         if outside.any():
             self.nonfinite = "differs"
         elif nonfinite.any() and self.nonfinite == "none":
             self.nonfinite = "same"
-        x, y = (bits(t).masked_fill(nonfinite, 0).view(t.dtype) for t in (x, y))
-        return x, y, outside if outside.dim() == 1 else outside.any(1)
+        x, y = (_Floats(*(np.where(nonfinite, each.dtype.type(0), each) for each in side)) for side in (x, y))
+        return x, y, outside if outside.ndim == 1 else outside.any(axis=1)
 
-    def _tally(self, a: Tensor, b: Tensor, error: Tensor, squares: float, top: float, order: Tensor) -> None:
+    def _tally(
+        self, a: np.ndarray, b: np.ndarray, error: np.ndarray, squares: float, top: float, order: np.ndarray
+    ) -> None:
         """Add float64 values and errors, and the sum of error²; `order` ranks the elements, `top` is the best rank."""
         if top > self.max_abs:
             self.max_abs = top
-            self.worst = self.elements + int(order.numpy().argmax())
-        self.mismatched += int(np.count_nonzero(error.numpy() != 0))  # torch's own branches on every element
-        relative = error / _magnitude(a)
-        largest = relative.amax().item()
-        if math.isnan(largest):  # 0 / 0: no error
-            largest = relative.nan_to_num_(nan=0.0, posinf=math.inf).amax().item()
-        self.max_rel = max(self.max_rel, largest)
+            self.worst = self.elements + int(order.argmax())
+        self.mismatched += int(np.count_nonzero(error != 0))
         for i, more in enumerate((_dot(a, a), _dot(b, b), _dot(a, b), squares)):
             self.products[i] += more
+        self._raise_max_rel(error, _magnitude(a))
+
+    def _raise_max_rel(self, error: np.ndarray, of: np.ndarray) -> None:
+        """Divide only where the quotient may be a new maximum: that is rare. 0 / 0 is no error."""
+        least = of * (self.max_rel * (1 - 2.0**-50))  # in doubt the division decides
+        larger = np.flatnonzero(error > least)
+        if len(larger):
+            self.max_rel = max(self.max_rel, float((error[larger] / of[larger]).max()))
 
 
-def dtype_name(x: Tensor) -> str:
-    """The dtype's name as in INTEGERS, FLOATS and COMPLEX."""
-    return str(x.dtype).removeprefix("torch.")
-
-
-def parts(x: Tensor) -> Tensor:
-    """A complex tensor as real and imaginary parts in one more dimension, any other as it is."""
-    import torch
-
-    return torch.view_as_real(x) if x.is_complex() else x
-
-
-def bits(x: Tensor) -> Tensor:
-    """The same bytes as signed integers of the same width; a complex128 as twice as many."""
-    import torch
-
-    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32}.get(x.element_size(), torch.int64))
-
-
-def _dot(x: Tensor, y: Tensor) -> float:
-    return float(x.view(-1).dot(y.view(-1)))
-
-
-def _subtract(x: Tensor, y: Tensor, lost: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
-    a, b = x.double(), y.double()
-    difference = b - a
+def _difference(x: _Floats, y: _Floats, lost: np.ndarray | float) -> np.ndarray:
+    difference: np.ndarray = y.values - x.values
     if not isinstance(lost, float):
-        difference.view(len(x), -1)[:, 0] += lost
-    return a, b, difference
+        difference.reshape(len(difference), -1)[:, 0] += lost
+    return difference
 
 
-def _magnitude(x: Tensor) -> Tensor:
-    return x.abs() if x.dim() == 1 else x[:, 0].hypot(x[:, 1])
+def _dot(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = x.reshape(-1), y.reshape(-1)
+    whole = len(x) // _DOT_ELEMENTS * _DOT_ELEMENTS
+    rest = float(x[whole:] @ y[whole:])
+    if not whole:
+        return rest
+    return float((x[:whole].reshape(-1, 1, _DOT_ELEMENTS) @ y[:whole].reshape(-1, _DOT_ELEMENTS, 1)).sum()) + rest
 
 
-def _negative_zeros(x: Tensor, y: Tensor, error: Tensor) -> int:
-    a, b = bits(x), bits(y)
-    if _lowest(a) not in (a.amin(), b.amin()):  # the bits of -0.0; looking for them first is the quicker way
-        return 0
-    unlike = a != b
-    return int(((unlike if unlike.dim() == 1 else unlike.any(1)) & (error == 0)).sum())
+def _magnitude(x: np.ndarray) -> np.ndarray:
+    """Return |x| of each element, in the place of x where it can stand there: no longer needed by then."""
+    return np.abs(x, out=x) if x.ndim == 1 else np.hypot(x[:, 0], x[:, 1])
 
 
-def _lost(x: Tensor) -> Tensor | float:
-    """x - x.double(): 0.0 unless x holds 64-bit integers."""
-    import torch
+def _steps_of(dtype: str) -> Steps:
+    if dtype not in EIGHT_BITS:
+        return _most_steps
+    # Among the values in order: the 8-bit formats differ too much among themselves for a rule on their bits.
+    places = np.unique(byte_values(dtype), return_inverse=True)[1]
 
-    if dtype_name(x) not in ("int64", "uint64"):
-        return 0.0
-    whole = x.view(torch.int64)
-    high, low = (whole & ~0x7FF).double(), (whole & 0x7FF).double()  # 53 and 11 bits, both exact in float64
-    if dtype_name(x) == "uint64":
-        high += (whole < 0) * 2.0**64
-    return (high - x.double()) + low
+    def steps(x: _Floats, y: _Floats, unlike: np.ndarray) -> int:
+        left, right = (places[side.bits.view(np.uint8)] for side in (x, y))
+        return int(np.abs(left - right).max())
 
-
-def _integer_keys(x: Tensor) -> Tensor:
-    """int64 in the order of the values and at their distances."""
-    import torch
-
-    return x.view(torch.int64) ^ -(2**63) if dtype_name(x) == "uint64" else x.long()
+    return steps
 
 
-def _float_keys(x: Tensor) -> Tensor:
-    """Integers in the order of the values, neighbours one apart, both zeros alike; NaN has no place of its own.
+def _most_steps(x: _Floats, y: _Floats, unlike: np.ndarray) -> int:
+    """The most representable numbers between two elements; both zeros are one.
 
-    Sign and magnitude turned into two's complement (Bruce Dawson, "Comparing Floating Point Numbers", 2012); the 8-bit
-    formats differ too much among themselves and are looked up.
+    Of one sign the bits are in the order of the values (IEEE 754's sign and magnitude; Bruce Dawson, "Comparing
+    Floating Point Numbers", 2012); across zero the two magnitudes add up.
     """
-    import torch
-
-    if x.element_size() == 1:
-        return _byte_keys(x.dtype)[x.view(torch.uint8).long()]
-    whole = bits(x)
-    sign = whole >> (8 * x.element_size() - 1)
-    return (sign & ~_lowest(whole)).bitwise_xor_(whole).sub_(sign)
-
-
-@cache
-def _byte_keys(kind: dtype) -> Tensor:
-    import torch
-
-    values = torch.arange(256, dtype=torch.uint8).view(kind).double()
-    keys: Tensor = values.unique(return_inverse=True)[1]
-    return keys
+    a, b = x.bits.reshape(-1), y.bits.reshape(-1)
+    steps = a - b  # wraps only where the signs differ
+    across, most = np.flatnonzero(unlike.reshape(-1) < 0), 0
+    if len(across):
+        steps[across] = 0
+        magnitude = a.dtype.type(np.iinfo(a.dtype).max)
+        magnitudes = [(side[across] & magnitude).view(f"u{a.itemsize}") for side in (a, b)]
+        most = int((magnitudes[0] + magnitudes[1]).max())
+    return max(most, int(steps.max()), -int(steps.min()))
 
 
-def _distance(x: Tensor, y: Tensor) -> Tensor:
-    """|x - y| of signed integers, to be read as unsigned ones of the same width: it never overflows."""
-    return x.maximum(y).sub_(x.minimum(y))
+def _negative_zeros(unlike: np.ndarray, error: np.ndarray) -> int:
+    if int(unlike.min()) != np.iinfo(unlike.dtype).min:  # only the sign bit differs: looked for first
+        return 0
+    differs = unlike != 0
+    return int(np.count_nonzero((differs if differs.ndim == 1 else differs.any(axis=1)) & (error == 0)))
 
 
-def _unsigned_max(x: Tensor) -> int:
-    return int((x ^ _lowest(x)).amax()) - _lowest(x)
-
-
-def _lowest(x: Tensor) -> int:
-    """The most negative integer of x's width, of which only the sign bit is set."""
-    return int(-(2 ** (8 * x.element_size() - 1)))
+def _lost(x: Stored) -> np.ndarray | float:
+    """x minus x in float64: 0.0 unless x holds 64-bit integers."""
+    if x.dtype not in ("int64", "uint64"):
+        return 0.0
+    low = x.values & x.values.dtype.type(0x7FF)  # 11 bits, and 53 above them: both are exact in float64
+    return ((x.values - low).astype(np.float64) - x.values.astype(np.float64)) + low.astype(np.float64)

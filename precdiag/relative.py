@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from precdiag.dtypes import COMPLEX
 from precdiag.dump import Dump
 from precdiag.evidence import BYTES, CHECKSUM, DIFFERENT, EQUAL, SHAPE, UNKNOWN, VALUE
 from precdiag.judge import Judged
@@ -22,8 +23,6 @@ FLOOR_HALF, FLOOR_SINGLE = 2.0, 8.0
 HALF = 2.0**-11
 # How much a call may magnify the error of what it takes in.
 GAIN = 2.0
-# A real part and an imaginary one, each with the roundoff of the float.
-_COMPLEX = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 _MAX, _MIN, _MEAN, _NORM = range(4)
 
@@ -83,7 +82,7 @@ def roundoff(dtype: pd.Series[str]) -> np.ndarray:
     import numpy as np
 
     names = [name.rpartition(".")[2].lower() for name in dtype.cat.categories]
-    table = [EPSILON.get(_COMPLEX.get(name, name), np.nan) / 2 for name in names]
+    table = [EPSILON.get(COMPLEX.get(name, name), np.nan) / 2 for name in names]
     return np.array([*table, np.nan])[dtype.cat.codes.to_numpy()]
 
 

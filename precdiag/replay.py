@@ -12,7 +12,7 @@ from precdiag.errors import one_line
 from precdiag.operations import is_random
 from precdiag.rows import INPUT, OUTPUT, PARAMETER
 from precdiag.source import forward_of
-from precdiag.tensors import load
+from precdiag.torchfile import load
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -137,6 +137,9 @@ def _forward(dump: Dump, name: str) -> Call:
     kind, operation = (str(dump.calls[key].iat[_position(dump, name)]) for key in ("kind", "operation"))
     if kind != "Module" and (kind not in _NAMESPACES or operation not in _PLAIN):
         raise UnreplayableError(f"{operation} is no plain function")
+    arguments = {slot: str(dump.cell("value", row)) for slot, row, _ in rows if not _is_tensor(dump, row)}
+    if kind != "Module" and is_random(operation, arguments):
+        raise UnreplayableError(f"{operation} draws random numbers")
     given: dict[str, Any] = {}
     for slot, row, io in rows:
         if io == INPUT:
@@ -148,8 +151,6 @@ def _forward(dump: Dump, name: str) -> Call:
     names = tuple(str(at) for at in range(len(positional)))
     if kind == "Module":
         return _module(operation, positional, kwargs, parameters, outputs)
-    if is_random(operation, {f"input.{key}": str(value) for key, value in given.items()}):
-        raise UnreplayableError(f"{operation} draws random numbers")
     return Call(f"{_NAMESPACES[kind]}.{operation}", tuple(positional), kwargs, outputs, names=names)
 
 

@@ -10,7 +10,7 @@ from precdiag.errors import PrecdiagError, UsageError
 from precdiag.finding import Row
 from precdiag.replay import Call, UnreplayableError, rebuild
 from precdiag.rounding import Rounding
-from precdiag.tensors import require_torch
+from precdiag.torchfile import require_torch
 
 SCRIPT = "repro.py"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from precdiag.tensors import ZIP_MAGIC, TensorPair, compare_files, require_torch
+from precdiag.archive import ZIP_MAGIC
+from precdiag.tensors import TensorPair, compare_files
 from precdiag.workers import Resources, each
 
 # Read so much of both files at a time: it stays in the cache, where comparing costs a tenth of reading.
@@ -41,8 +41,6 @@ def compare_all(pairs: Sequence[FilePair], elements: int, workers: int) -> Itera
     Files of the same bytes are equal if they are whole archives of a plain tensor, whatever torch would take to load
     them. Raises PrecdiagError where there is no torch for the others.
     """
-    if pairs and find_spec("torch") is None:
-        require_torch()
     batches = [pairs[at : at + _AT_ONCE] for at in range(0, len(pairs), _AT_ONCE)]
     for found in each(_compare_some, batches, Resources(workers if elements >= WORTH_PROCESSES_ELEMENTS else 1)):
         yield from found
@@ -67,7 +65,6 @@ def _compare_some(pairs: Sequence[FilePair], share: Resources) -> list[TensorPai
 def _compare_pair(pair: FilePair) -> TensorPair:
     if is_same_archive(pair.baseline, pair.candidate):
         return pair.same
-    require_torch()
     return compare_files(pair.baseline, pair.candidate)
 
 

@@ -1,7 +1,8 @@
-"""Many tensor files: equal bytes are told without torch, in any number of processes, and --first stops in time."""
+"""Many tensor files are compared without torch, in any number of processes alike, and --first stops in time."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -98,16 +99,32 @@ def test_results_come_in_order_from_any_number_of_processes(
     ]
 
 
-def test_identical_dumps_need_no_torch(real: Real, tmp_path: Path) -> None:
+@pytest.mark.parametrize("candidate", ["B", "C"])
+def test_dumps_are_compared_alike_where_there_is_no_torch(real: Real, candidate: str) -> None:
+    folder = real("dumps") / "26.2.0" / "tensor-L1"
+    documents = []
+    for without in ("import sys\nsys.modules['torch'] = None\n", ""):
+        code = f"{without}from precdiag.cli import main\nmain()"
+        command = [sys.executable, "-c", code, "compare", str(folder / "A"), str(folder / candidate)]
+        ended = subprocess.run(
+            [*command, "--format", "json", "--no-arbiter"], capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, ended.stderr) == (int(candidate == "C"), "")
+        documents.append(json.loads(ended.stdout))
+    assert documents[0] == documents[1]
+    assert documents[0]["evidence"] == "bytes"
+
+
+def test_torch_is_imported_only_to_replay_calls(real: Real) -> None:
     folder = real("dumps") / "26.2.0" / "tensor-L1"
     code = (
-        "import sys\nfrom precdiag.cli import main\n"
-        "try:\n    main()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)"
+        "import sys\nfrom precdiag.cli import app\n"
+        "try:\n    app()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)"
     )
-    command = [sys.executable, "-c", code, "compare", str(folder / "A"), str(folder / "B"), "--format", "json"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0 and '"evidence": "bytes"' in ended.stdout
-    assert ended.stderr.strip() == "False"
+    for candidate, options, imported in (("B", [], "False"), ("C", ["--no-arbiter"], "False"), ("C", [], "True")):
+        command = [sys.executable, "-c", code, "compare", str(folder / "A"), str(folder / candidate), *options]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.stderr.strip() == imported
 
 
 # -- --first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import math
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +21,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdiag.errors import PrecdiagError
-from precdiag.metrics import COMPLEX, FLOATS, INTEGERS
-from precdiag.tensors import TensorPair, compare_files, load, require_torch
+from precdiag.archive import ZIP_MAGIC, plain
+from precdiag.dtypes import COMPLEX, FLOATS, INTEGERS
+from precdiag.errors import PrecdiagError, UnreadableError
+from precdiag.tensors import TensorPair, compare_files
+from precdiag.torchfile import load, require_torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:.*prototype")
 
@@ -143,7 +147,7 @@ def check_sums(metrics, baseline: list[float], candidate: list[float], errors: l
 # What is equal
 
 
-@pytest.mark.parametrize("name", known(INTEGERS + FLOATS + COMPLEX))
+@pytest.mark.parametrize("name", known((*INTEGERS, *FLOATS, *COMPLEX)))
 def test_every_dtype_is_equal_to_itself_and_different_when_one_element_is(compare, name):
     values = torch.tensor([1, 0, 1, 1, 1]).to(dtype(name))
     other = values.clone()
@@ -610,9 +614,9 @@ def test_reading_never_changes_the_file(tmp_path):
 
 
 def test_without_torch_the_reason_says_what_to_install(tmp_path, monkeypatch):
+    path = tmp_path / "old.pt"
+    torch.save(torch.ones(3), path, _use_new_zipfile_serialization=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    path = tmp_path / "a.npy"
-    np.save(path, np.ones(3))
     with pytest.raises(PrecdiagError) as caught:
         require_torch()
     assert caught.value.hint == "pip install 'precdiag[tensor]'"
@@ -630,17 +634,101 @@ def test_without_torch_the_reason_says_what_to_install(tmp_path, monkeypatch):
     ],
 )
 def test_a_torch_that_does_not_start_is_unknown_too(tmp_path, body, why):
-    broken = tmp_path / "torch"
+    broken, old = tmp_path / "torch", tmp_path / "old.pt"
     broken.mkdir()
     (broken / "__init__.py").write_text(body)
+    torch.save(torch.ones(3), old, _use_new_zipfile_serialization=False)
     code = """
         import sys
         from pathlib import Path
         from precdiag.tensors import compare_files
-        print(compare_files(Path("a"), Path("b")).reason)
+        print(compare_files(Path(sys.argv[1]), Path(sys.argv[1])).reason)
     """
-    printed = run(code, first=(str(tmp_path),))
+    printed = run(code, str(old), first=(str(tmp_path),))
     assert printed.startswith(f"torch cannot be imported: {why}")
+
+
+# Files that numpy maps alone
+
+
+PLAIN = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+PLAIN = (*PLAIN, "complex64", "complex128")
+LAYOUTS = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "strided": lambda x: x[1::2, ::3],
+    "expanded": lambda x: x[:, :1].expand(-1, 5),
+    "scalar": lambda x: x[2, 3],
+    "empty": lambda x: x[:0],
+    "differentiable": lambda x: x.clone().requires_grad_(x.is_floating_point() or x.is_complex()),
+}
+
+
+def as_torch(found) -> torch.Tensor:
+    values = torch.from_numpy(np.array(found.values))
+    return values.view(torch.bfloat16) if found.dtype == "bfloat16" else values
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_plain_archive_is_mapped_as_torch_reads_it(tmp_path, name, layout):
+    path = tmp_path / "x.pt"
+    whole = (torch.randn(6, 9, generator=torch.Generator().manual_seed(2)) * 9).to(dtype(name))
+    torch.save(LAYOUTS[layout](whole), path)
+    found = plain(path, ZIP_MAGIC)
+    assert found is not None and found.dtype == name
+    assert torch.equal(as_torch(found), load(path))
+    assert compare_files(path, path).state == "equal"
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_what_is_no_plain_tensor_is_left_to_torch(tmp_path, kind):
+    path = tmp_path / "x.pt"
+    value = UNFIT[kind]()
+    with path.open("wb") as file:
+        np.save(file, value) if isinstance(value, np.ndarray) else torch.save(value, file)
+    assert plain(path, path.read_bytes()[:6]) is None
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.ones(2, dtype=torch.complex64).conj(), lambda: torch.ones(2, dtype=torch.complex32)]
+)
+def test_views_and_dtypes_that_numpy_lacks_are_left_to_torch(tmp_path, make):
+    torch.save(make(), tmp_path / "x.pt")
+    assert plain(tmp_path / "x.pt", ZIP_MAGIC) is None
+    assert compare_files(tmp_path / "x.pt", tmp_path / "x.pt").state == "equal"
+
+
+@settings(max_examples=400, deadline=None)
+@given(at=st.integers(0, 1200), bit=st.integers(0, 7), seed=st.integers(0, 3))
+def test_of_a_damaged_archive_numpy_maps_what_torch_reads(tmp_path_factory, at, bit, seed):
+    """Or, where torch refuses for the sake of something else in the archive, the tensor that was saved."""
+    path = tmp_path_factory.getbasetemp() / "flipped.pt"
+    saved = [torch.arange(9.0), torch.zeros(3, 4).t(), torch.ones(2).bfloat16(), torch.tensor(5)][seed]
+    torch.save(saved, path)
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] ^= 1 << bit
+    path.write_bytes(data)
+    found = plain(path, ZIP_MAGIC)
+    if found is not None:
+        with contextlib.suppress(UnreadableError):
+            saved = load(path)
+        assert torch.equal(as_torch(found).reshape(-1).nan_to_num(), saved.reshape(-1).nan_to_num())
+    assert compare_files(path, path).state in ("equal", "unknown")
+
+
+def test_sizes_and_strides_cannot_reach_out_of_the_storage(tmp_path):
+    torch.save(torch.arange(6.0), tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    name = next(name for name in members if name.endswith("data.pkl"))
+    for old, new in ((b"K\x06\x85", b"K\x07\x85"), (b"K\x01\x85", b"K\x02\x85"), (b"K\x00K\x06", b"K\x01K\x06")):
+        assert members[name].count(old) == 1
+        with zipfile.ZipFile(tmp_path / "y.pt", "w") as archive:
+            for member, content in members.items():
+                archive.writestr(member, content.replace(old, new) if member == name else content)
+        assert plain(tmp_path / "y.pt", ZIP_MAGIC) is None
+        assert compare_files(tmp_path / "y.pt", tmp_path / "y.pt").state == "unknown"
 
 
 # What one pair after another does, in msprobe's own shapes (the calls of the false-pass fixture)
