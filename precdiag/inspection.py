@@ -93,7 +93,8 @@ def survey_part(part: Part, limit: int = 1000) -> PartSurvey:
     except UnreadableError as error:
         return PartSurvey(part, error=str(error))
     classes = classify(dump)
-    masks = find_masks(dump, classes, flow_of(dump, classes.found, classes.looked))
+    whole = flow_of(dump, classes.found, classes.looked)
+    masks = find_masks(dump, classes, whole)
     found = classes.found.copy()
     found[masks.harmless] = 0
     flow = flow_of(dump, found, classes.looked)
@@ -120,7 +121,7 @@ def survey_part(part: Part, limit: int = 1000) -> PartSurvey:
         excluded=tuple(
             Excluded(
                 row_at(dump, source.row, value_of(int(classes.found[source.row]))),
-                describe(dump, source, classes.found),
+                describe(dump, source, classes, whole),
             )
             for source in masks.sources
             if source.harmless

@@ -95,18 +95,17 @@ def find_masks(dump: Dump, classes: Classes, flow: Flow) -> Masks:
     return Masks(tuple(walk.sources), harmless)
 
 
-def describe(dump: Dump, source: Source, found: np.ndarray) -> str:
-    """Say in one sentence why a harmless source is no fault."""
-    value = f"an intended {value_of(int(found[source.row]))} (a mask or fill)"
-    if source.turned_finite_by is None:
+def describe(dump: Dump, source: Source, classes: Classes, flow: Flow) -> str:
+    """Say in one sentence why a harmless source is no fault; `flow` is that of all classes."""
+    value = f"an intended {value_of(int(classes.found[source.row]))} (a mask or fill)"
+    by = source.turned_finite_by
+    if by is None:
         return f"{value}: no dumped call takes it in, and everything else is finite, the gradients behind it included"
-    call = dump.calls.iloc[source.turned_finite_by]
-    given = dump.rows["io"].to_numpy() == OUTPUT
-    given &= dump.rows["call"].cat.codes.to_numpy() == source.turned_finite_by
-    if (found[given] & NAN).any():
-        return f"{value}: {call['name']} takes it in, which gives NaN where it leaves nothing"
-    does = "keeps it at the masked places" if call["operation"] in _KEEPERS else "turns it finite"
-    return f"{value}: {call['name']} {does}"
+    call = dump.call_cell("name", by)
+    if flow.outgoing[by] & NAN:
+        return f"{value}: {call} takes it in, which gives NaN where it leaves nothing"
+    does = "keeps it at the masked places" if dump.call_cell("operation", by) in _KEEPERS else "turns it finite"
+    return f"{value}: {call} {does}"
 
 
 def _outlive(dump: Dump, found: np.ndarray, sources: list[Source]) -> None:
@@ -203,13 +202,13 @@ class _Walk:
 
     def _is_parameter(self, row: int, call: int, turned_finite: bool) -> bool:
         """A weight slot; at L1 also a leaf that needs a gradient, but for one that the call turns finite."""
-        leaf = self._dump.level == "L1" and int(self._dump.rows["requires_grad"].iat[row]) == 1
-        slot = str(self._dump.rows["slot"].iat[row])
+        leaf = self._dump.level == "L1" and int(self._dump.cell("requires_grad", row)) == 1
+        slot = str(self._dump.cell("slot", row))
         return is_weight_slot(str(self._operation[call]), slot) or (leaf and not turned_finite)
 
     def _is_log_of_mask(self, row: int, call: int) -> bool:
         """The logarithm of a mask of zeros and ones is the mask to add."""
-        if self._operation[call] not in _LOGARITHMS or int(self._dump.rows["requires_grad"].iat[row]) == 1:
+        if self._operation[call] not in _LOGARITHMS or int(self._dump.cell("requires_grad", row)) == 1:
             return False
         given = self._dump.rows[(self._call == call) & (self._io == INPUT) & self._tensor]
         return bool(len(given) and given["min"].iat[0] == 0 and given["max"].iat[0] == 1)
