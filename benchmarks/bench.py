@@ -60,7 +60,8 @@ def statistics(sizes: Sizes) -> Iterator[Line]:
     for kind in inputs.KINDS:
         sides = inputs.enlarge_pair(sizes.work / f"statistics-{sizes.calls}-{kind}", pattern, sizes.calls, kind)
         rows = 2 * inputs.count_rows(sides[0])
-        runs = in_turn({"precdiag": _precdiag(sides), "msprobe": _msprobe(sides, sizes)}, sizes.repeat, FOUND_OR_NOT)
+        commands = {"precdiag": _precdiag(sides, "--no-cache"), "msprobe": _msprobe(sides, sizes)}
+        runs = in_turn(commands, sizes.repeat, FOUND_OR_NOT)
         own, other = runs["precdiag"], runs["msprobe"]
         yield _line(f"statistics, {sizes.calls:,} calls a side, {kind}", own, rows=rows, other=other, least=20)
         memory = _met(own.bytes / other.bytes, most=1 / 3, of="of its memory")
@@ -68,7 +69,7 @@ def statistics(sizes: Sizes) -> Iterator[Line]:
 
 
 def cached(sizes: Sizes) -> Iterator[Line]:
-    """The same again with the index that the first run left."""
+    """Comparing again with the index that a first run left."""
     sides = inputs.enlarge_pair(sizes.work / f"statistics-{sizes.calls}-late", _pattern(sizes), sizes.calls, "late")
     run(_precdiag(sides), FOUND_OR_NOT)
     runs = in_turn({"with": _precdiag(sides), "without": _precdiag(sides, "--no-cache")}, sizes.repeat, FOUND_OR_NOT)
@@ -179,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(CASES), default=tuple(CASES))
     parser.add_argument("--work", type=Path, default=HERE / "work")
-    sizes = {"repeat": 3, "calls": 100_000, "many": 1_000_000, "layers": 12, "batch": 12, "ranks": 256, "length": 128}
+    sizes = {"repeat": 3, "calls": 100_000, "many": 1_000_000, "layers": 12, "batch": 14, "ranks": 256, "length": 128}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     chosen = parser.parse_args()

@@ -37,8 +37,10 @@ _STORAGES = {
 }
 # The pickle of a plain tensor has some 200 bytes.
 _MOST_PICKLE_BYTES = 4096
-# A zip's local file header up to the lengths of the name and the extra field behind it (APPNOTE 4.3.7).
-_LOCAL_HEADER = struct.Struct("<26xHH")
+# A zip's local file header, with the lengths of the name and the extra field behind it (APPNOTE 4.3.7); and the head
+# of a block of the extra field (4.5.1). torch.save pads there, so that a storage begins at a multiple of 64.
+_LOCAL_HEADER, _BLOCK = struct.Struct("<4s22xHH"), struct.Struct("<HH")
+_ALIGNMENT = 64
 
 
 def plain(path: Path, magic: bytes) -> Stored | None:
@@ -107,6 +109,9 @@ def _of_torch(path: Path) -> Stored | None:
         if not stored or data.file_size != found.storage.elements * carrier.itemsize:
             return None
         start = _start_of(file, data)
+        behind = min(each.header_offset for each in members.values() if each.header_offset > data.header_offset)
+        if start is None or start + data.file_size > behind:
+            return None
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start : start + data.file_size]
     values: np.ndarray = np.ndarray(  # raises where size and stride reach out of the storage
         found.size,
@@ -118,11 +123,17 @@ def _of_torch(path: Path) -> Stored | None:
     return Stored(values, found.storage.dtype)
 
 
-def _start_of(file: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin: its local header may be longer than its entry in the directory."""
+def _start_of(file: IO[bytes], member: zipfile.ZipInfo) -> int | None:
+    """Where a storage begins: behind its local header, if that is whole; the directory at the end does not say it."""
     file.seek(member.header_offset)
-    name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    return member.header_offset + _LOCAL_HEADER.size + name + extra
+    magic, length, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    name, blocks = file.read(length), file.read(extra)
+    start = file.tell()
+    at = 0
+    while at + _BLOCK.size <= len(blocks):
+        at += _BLOCK.size + _BLOCK.unpack_from(blocks, at)[1]
+    whole = magic == ZIP_MAGIC and name == member.filename.encode() and at == len(blocks)
+    return start if whole and start % _ALIGNMENT == 0 else None
 
 
 def _of_numpy(path: Path) -> Stored | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal, NoReturn
@@ -86,19 +85,11 @@ app.command()(doctor)
 def main() -> NoReturn:
     """Run the command line; every error becomes one line on stderr and the status that its class carries."""
     signal.signal(signal.SIGINT, _interrupted)
-    _end(_run())
-
-
-def _run() -> int:
     try:
         app()
-    except SystemExit as ended:  # typer's, and _interrupted's
-        if isinstance(ended.code, int):
-            return ended.code
-        raise
     except PrecdiagError as error:
         complain(str(error), error.hint)
-        return error.exit_code
+        sys.exit(error.exit_code)
     except Exception as error:  # whatever it is, it must not end as 1, which means "found"
         if "PRECDIAG_DEBUG" in os.environ:
             raise
@@ -106,19 +97,8 @@ def _run() -> int:
             f"internal error: {type(error).__name__}: {error}",
             "this is a fault of precdiag's; PRECDIAG_DEBUG=1 shows where. Please report it",
         )
-        return EXIT_CANNOT_LOOK
-    return 0
-
-
-def _end(status: int) -> NoReturn:
-    """End at once where torch was imported: taking it down in an orderly way takes half a second."""
-    workers = sys.modules.get("multiprocessing")
-    if "torch" in sys.modules and not (workers and workers.active_children()):
-        with suppress(OSError):  # nobody reads any more: Python says so in its own way
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    sys.exit(status)
+        sys.exit(EXIT_CANNOT_LOOK)
+    sys.exit(0)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> NoReturn:

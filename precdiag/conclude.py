@@ -20,7 +20,7 @@ from precdiag.onesided import notes_on, recognise, unexplained
 from precdiag.parts import Alone, listed
 from precdiag.ranks import communications_in, earliest
 from precdiag.replaced import explained_calls, judge_regions
-from precdiag.rounding import Rounding, explained_cause, find_rounding
+from precdiag.rounding import Rounding, explained_cause, find_rounding, note_on_replays
 from precdiag.updates import explained_update
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ def conclude_part(judged: Judged, policy: Policy, limit: int) -> PartResult:
     rounding = find_rounding(judged, cause, fresh=fresh, scrutiny=policy.scrutiny)
     if cause is not None:
         cause = explained_cause(cause, rounding)
-    banded = in_band_of_noise(judged, policy)
-    return replace(summary(banded, recognised, cause, rounding, policy, limit), rounding=rounding, replaced=replaced)
+    result = summary(in_band_of_noise(judged, policy), recognised, cause, rounding, policy, limit)
+    said = () if rounding is None else note_on_replays(judged, policy.scrutiny)
+    return replace(result, rounding=rounding, replaced=replaced, notes=(*result.notes, *said))
 
 
 def behind(earlier: Iterable[PartResult], result: PartResult) -> PartResult:

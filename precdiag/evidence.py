@@ -92,10 +92,7 @@ class Effort:
 
 
 def judge_pairs(pairs: Pairs, progress: Callable[[int, int], None], effort: Effort = Effort()) -> tuple[str, ...]:
-    """Fill the verdict columns; return notes. `progress(done, total)` is called as tensor files are compared.
-
-    Raises PrecdiagError where there are tensor files and no torch to read them.
-    """
+    """Fill the verdict columns; return notes. `progress(done, total)` is called as tensor files are compared."""
     import numpy as np
 
     notes = judge_exactly(pairs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from precdiag.arbiter import Ruling
 from precdiag.finding import Row, call_at, row_of
@@ -11,7 +13,12 @@ from precdiag.relative import floor_of
 from precdiag.rows import OUTPUT
 from precdiag.suspects import OUTPUT_BEYOND, Suspects, places
 
+if TYPE_CHECKING:
+    import numpy as np
+
 JUMPS = 5
+# How many entries a profile has at most: a step of level L1 may have a hundred thousand calls.
+LEVELS = 1000
 # TF32 and HF32 keep 10 bits of the mantissa of what is multiplied: 2^-11 a factor, less once products are added up.
 TF32 = (2.0**-13, 2.0**-10)
 _MULTIPLIES = frozenset(
@@ -63,7 +70,10 @@ def jumps_of(judged: Judged, found: Suspects) -> tuple[Jump, ...]:
 
 
 def profile_of(judged: Judged, found: Suspects) -> tuple[Level, ...]:
-    """The largest error by module path and phase; of the calls themselves where the dump knows no modules."""
+    """The largest error by module path and phase; of the calls themselves where the dump knows no modules.
+
+    Of more than LEVELS the highest of each stretch.
+    """
     import numpy as np
     import pandas as pd
 
@@ -76,8 +86,24 @@ def profile_of(judged: Judged, found: Suspects) -> tuple[Level, ...]:
     frame = pd.DataFrame({"path": path, "phase": calls["phase"].to_numpy()[position], "e": e[lines]})
     frame = frame[frame["path"] != ""]
     largest = frame.groupby(["phase", "path"], sort=False)["e"].max()
-    order = sorted(largest.items(), key=lambda item: item[0][0] != "forward")
-    return tuple(Level(str(path), str(phase), float(value)) for (phase, path), value in order)
+    forward = largest.index.get_level_values("phase") == "forward"
+    order = np.argsort(~forward, kind="stable")
+    order = order[highest(largest.to_numpy()[order], LEVELS)]
+    return tuple(
+        Level(str(path), str(phase), float(e))
+        for (phase, path), e in zip(largest.index[order], largest.to_numpy()[order], strict=True)
+    )
+
+
+def highest(values: np.ndarray, most: int) -> np.ndarray:
+    """Thin a curve out to at most so many points: positions, ascending, of the largest of each stretch of equal length.
+
+    Values are not NaN. What is at most so long is kept whole.
+    """
+    import numpy as np
+
+    ends = np.linspace(0, len(values), min(most, len(values)) + 1).astype(np.int64).tolist()
+    return np.array([start + int(values[start:end].argmax()) for start, end in pairwise(ends)], dtype=np.int64)
 
 
 def like_tf32(judged: Judged, found: Suspects) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from precdiag.arbiter import BASELINE, CANDIDATE, NEITHER, Ruling, arbitrate
@@ -30,6 +31,8 @@ from precdiag.suspects import (
 
 if TYPE_CHECKING:
     import numpy as np
+
+NO_TORCH_NOTE = "torch is not installed, so no call was replayed in float64: pip install 'precdiag[tensor]'"
 
 ESTIMATE, NOISE, ARBITER = "estimate", "noise", "arbiter"
 # How many calls are replayed at most: those that stand out, in order.
@@ -139,6 +142,15 @@ def explained_cause(cause: Cause, rounding: Rounding | None) -> Cause:
     return replace(cause, behind=exact if rounding.beyond is None else rounding.beyond.row)
 
 
+def note_on_replays(judged: Judged, scrutiny: Scrutiny) -> list[str]:
+    """Say that no call could be replayed, where tensors were dumped and torch is not installed."""
+    return [NO_TORCH_NOTE] if scrutiny.arbiter and _has_tensors(judged) and find_spec("torch") is None else []
+
+
+def _has_tensors(judged: Judged) -> bool:
+    return all(bool(dump.rows["file"].notna().any()) for dump in (judged.baseline, judged.candidate))
+
+
 def _onset(judged: Judged, cause: Cause, found: Suspects) -> Row | None:
     line = cause.row.order
     e, e_in, u = found.errors.e[line], found.e_in[line], found.u[line]
@@ -149,7 +161,7 @@ def _onset(judged: Judged, cause: Cause, found: Suspects) -> Row | None:
 
 def _rulings(judged: Judged, found: Suspects, jumps: tuple[Jump, ...]) -> dict[int, Ruling]:
     """Have the arbiter rule on the outputs that stand out, in order, where it can: it replays dumped tensors."""
-    if not (judged.baseline.rows["file"].notna().any() and judged.candidate.rows["file"].notna().any()):
+    if not _has_tensors(judged):
         return {}
     outputs = [line for line, what in found.beyond.items() if what == OUTPUT_BEYOND]
     lines = sorted({*outputs[:REPLAYED], *(jump.row.order for jump in jumps)})

@@ -39,7 +39,8 @@ def wide(x: Stored) -> np.ndarray:
     if x.dtype in EIGHT_BITS:
         found: np.ndarray = byte_values(x.dtype)[x.values]
         return found
-    return x.values.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return x.values.astype(np.float64)
 
 
 def bits(x: Stored) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Compare many pairs of tensor files: equal bytes without torch, all others with it, in several processes."""
+"""Compare many pairs of tensor files, in several processes: those of the same bytes without reading what they hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from precdiag.workers import Resources, each
 
 # Read so much of both files at a time: it stays in the cache, where comparing costs a tenth of reading.
 _CHUNK_BYTES = 1 << 18
-# How many pairs are handed to a process at once, and how many elements are worth processes that import torch each.
+# How many pairs are handed to a process at once, and how many elements are worth processes.
 _AT_ONCE = 32
 WORTH_PROCESSES_ELEMENTS = 1 << 24
 
@@ -38,8 +38,7 @@ class FilePair(NamedTuple):
 def compare_all(pairs: Sequence[FilePair], elements: int, workers: int) -> Iterator[TensorPair]:
     """Compare pairs of files in order, `elements` in all; closing the iterator leaves the rest. See `compare_files`.
 
-    Files of the same bytes are equal if they are whole archives of a plain tensor, whatever torch would take to load
-    them. Raises PrecdiagError where there is no torch for the others.
+    Files of the same bytes are equal if they are whole archives of a plain tensor, whatever it would take to load them.
     """
     batches = [pairs[at : at + _AT_ONCE] for at in range(0, len(pairs), _AT_ONCE)]
     for found in each(_compare_some, batches, Resources(workers if elements >= WORTH_PROCESSES_ELEMENTS else 1)):

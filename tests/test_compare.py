@@ -14,10 +14,11 @@ from handmade import forward, scalar, tensor, write
 from precdiag.compare import compare
 from precdiag.comparison import Comparison
 from precdiag.document import EVIDENCE_NAMES, comparison_document
-from precdiag.errors import PrecdiagError, UnreadableError, UsageError
-from precdiag.evidence import STATISTICS
+from precdiag.errors import UnreadableError, UsageError
+from precdiag.evidence import BYTES, STATISTICS
 from precdiag.judge import Policy
 from precdiag.parts import Selection
+from precdiag.rounding import NO_TORCH_NOTE
 
 Real = Callable[[str], Path]
 
@@ -321,15 +322,17 @@ def test_a_missing_tensor_file_is_never_a_pass(tmp_path: Path, real: Real) -> No
     assert any(file.name in note for note in result.notes)
 
 
-def test_without_torch_statistics_compare_and_tensors_say_what_to_install(
+def test_without_torch_dumps_compare_alike_and_replays_say_what_to_install(
     real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
     folder = real("dumps") / "26.2.0"
-    assert bitwise(folder / "statistics-L1/A", folder / "statistics-L1/C").evidence == STATISTICS
-    with pytest.raises(PrecdiagError, match="torch") as raised:
-        bitwise(folder / "tensor-L1/A", folder / "tensor-L1/C")
-    assert "pip install 'precdiag[tensor]'" in (raised.value.hint or "")
+    whole = bitwise(folder / "tensor-L1/A", folder / "tensor-L1/C")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    statistics = bitwise(folder / "statistics-L1/A", folder / "statistics-L1/C")
+    found = bitwise(folder / "tensor-L1/A", folder / "tensor-L1/C")
+    assert (statistics.evidence, found.evidence) == (STATISTICS, BYTES)
+    assert (found.cause, found.coverage, found.symptoms) == (whole.cause, whole.coverage, whole.symptoms)
+    assert NO_TORCH_NOTE in found.notes and NO_TORCH_NOTE not in (*whole.notes, *statistics.notes)
 
 
 def test_the_document_is_the_same_json_whatever_is_in_it(real: Real) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from handmade import Json, forward, scalar, tensor, write
+from hypothesis import given
+from hypothesis import strategies as st
 
 from precdiag.compare import compare
 from precdiag.comparison import Comparison
+from precdiag.growth import highest
 from precdiag.judge import Policy
 from precdiag.rounding import Rounding
 
@@ -90,6 +94,16 @@ def test_forward_comes_before_backward_in_the_profile(real: Real) -> None:
     phases = [level.phase == "forward" for level in rounding_of(against_gpu(real, "fused_L0/npu")).profile]
     assert phases == sorted(phases, reverse=True)
     assert set(phases) == {True, False}
+
+
+@given(st.lists(st.floats(0, 1), max_size=60), st.integers(1, 20))
+def test_a_profile_that_is_too_long_keeps_its_peaks_in_their_order(values: list[float], most: int) -> None:
+    kept = highest(np.array(values), most).tolist()
+    assert len(kept) == min(most, len(values))
+    assert kept == sorted(set(kept))
+    if values:
+        assert max(values) == max(values[at] for at in kept)
+    assert highest(np.array(values), 60).tolist() == list(range(len(values)))
 
 
 def test_every_matmul_in_tf32_is_said_to_look_like_it(real: Real) -> None:

@@ -127,6 +127,16 @@ def test_torch_is_imported_only_to_replay_calls(real: Real) -> None:
         assert ended.stderr.strip() == imported
 
 
+def test_the_command_that_ends_at_once_has_written_everything(real: Real) -> None:
+    """With torch imported the process is not taken down in order (__main__.run)."""
+    folder = real("dumps") / "26.2.0" / "tensor-L1"
+    command = [sys.executable, "-m", "precdiag", "compare", str(folder / "A"), str(folder / "C"), "--format", "json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    document = json.loads(ended.stdout)
+    assert (ended.returncode, ended.stderr, document["verdict"]) == (1, "", "diverged")
+    assert any(jump["arbiter"] for jump in document["jumps"])
+
+
 # -- --first
 
 
