@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import collect
 import inputs
 from measure import Run, in_turn, run
 
@@ -95,6 +96,7 @@ def tensors(sizes: Sizes) -> Iterator[Line]:
         commands: dict[str, Sequence[str | Path]] = {
             "floor": [PYTHON, HERE / "floor.py", *folders],
             "precdiag": _precdiag(sides),
+            "metrics": _precdiag(sides, "--no-arbiter"),
             "first": _precdiag(sides, "--first"),
             "msprobe": _msprobe(sides, sizes),
         }
@@ -109,7 +111,8 @@ def tensors(sizes: Sizes) -> Iterator[Line]:
         yield Line("  msprobe compare, csv", other.seconds, other.bytes, _rate(size, other))
         memory = _met(own.bytes / (1 << 30), most=1, of="of 1 GB")
         yield Line("  precdiag's memory", own.seconds, own.bytes, target=memory)
-        if kind == "everywhere":
+        if kind != "identical":
+            yield _line("  all metrics, no call replayed (--no-arbiter)", runs["metrics"], other=other, least=12)
             yield _line("  --first", runs["first"], other=other, least=None)
 
 
@@ -126,7 +129,7 @@ def nan(sizes: Sizes) -> Iterator[Line]:
     side = inputs.enlarge_pair(sizes.work / f"statistics-{sizes.calls}-late", _pattern(sizes), sizes.calls, "late")[0]
     reading = "import sys; from inputs import count_rows; from pathlib import Path; count_rows(Path(sys.argv[1]))"
     commands: dict[str, Sequence[str | Path]] = {
-        "nan": [PYTHON, "-m", "precdiag", "nan", side],
+        "nan": [PYTHON, "-m", "precdiag", "nan", side, "--no-cache"],
         "read": [PYTHON, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {reading}", side],
     }
     runs = in_turn(commands, sizes.repeat, FOUND_OR_NOT)
@@ -154,12 +157,16 @@ def ranks(sizes: Sizes) -> Iterator[Line]:
         yield Line(f"{sizes.ranks} ranks, {workers} workers", runs["it"].seconds, runs["it"].bytes, rate)
 
 
-def collect(sizes: Sizes) -> Iterator[Line]:
-    """What collecting costs an iteration: inside the window and outside it."""
-    from collecting import seconds_an_iteration
-
-    for way, where, seconds in seconds_an_iteration(sizes.work / "collect", sizes.repeat):
-        yield Line(f"an iteration, {way}, {where}", seconds, 0)
+def collecting(sizes: Sizes) -> Iterator[Line]:
+    """What collecting costs an iteration: outside the window and inside it, in CPU time."""
+    times = collect.measure(collect.Plan(rounds=sizes.repeat))
+    targets = {"outside": _met(1 + times.over, 1 + collect.OUTSIDE_ALLOWED, "the plain script")}
+    targets["inside"] = _met(1 + times.against, 1 + collect.INSIDE_ALLOWED, "instrumenting by hand")
+    for where, medians in (("outside", times.outside), ("inside", times.inside)):
+        for mode in collect.MODES:
+            if (where, mode) != ("inside", "plain"):
+                target = targets[where] if mode == "precdiag" else ""
+                yield Line(f"an iteration {where} the window, {mode}", medians[mode], 0, target=target)
 
 
 CASES: dict[str, Callable[[Sizes], Iterator[Line]]] = {
@@ -171,7 +178,7 @@ CASES: dict[str, Callable[[Sizes], Iterator[Line]]] = {
     "nan": nan,
     "align": align,
     "ranks": ranks,
-    "collect": collect,
+    "collect": collecting,
 }
 
 
@@ -227,7 +234,7 @@ def _line(
 
 
 def _met(ratio: float, most: float | None, of: str) -> str:
-    promised = "" if most is None else f", <= {most:.2g}: {'met' if ratio <= most else 'NOT met'}"
+    promised = "" if most is None else f", <= {most:.3g}: {'met' if ratio <= most else 'NOT met'}"
     return f"{ratio:.2f} {of}{promised}"
 
 
@@ -241,7 +248,8 @@ def _rate(size: int, of: Run) -> str:
 
 def _cells(line: Line) -> list[str]:
     memory = f"{line.memory / MB:,.0f} MB" if line.memory else ""
-    return [line.work, f"{line.seconds:.2f} s", memory, line.rate, line.against, line.target]
+    time = f"{line.seconds:.2f} s" if line.seconds >= 0.5 else f"{1000 * line.seconds:.1f} ms"
+    return [line.work, time, memory, line.rate, line.against, line.target]
 
 
 def _text(line: Line) -> str:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 MODES = ("plain", "by hand", "precdiag")
@@ -58,16 +59,64 @@ def child(options: argparse.Namespace) -> None:
     Path(options.times).write_text(json.dumps(train(options.iterations, debugger)))
 
 
-def run(mode: str, folder: Path, options: argparse.Namespace) -> list[float]:
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, and what of it is collected."""
+
+    rounds: int = 3
+    iterations: int = 40
+    window: str = "20-25"
+    level: str = "L1"
+    task: str = "statistics"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median seconds of an iteration by mode: outside the window, inside it, and its first (msprobe builds itself)."""
+
+    outside: dict[str, float]
+    inside: dict[str, float]
+    first: dict[str, float]
+
+    @property
+    def over(self) -> float:
+        """What precdiag costs outside the window, against the plain script."""
+        return self.outside["precdiag"] / self.outside["plain"] - 1
+
+    @property
+    def against(self) -> float:
+        """What precdiag costs inside the window, against instrumenting by hand."""
+        return self.inside["precdiag"] / self.inside["by hand"] - 1
+
+
+def measure(plan: Plan) -> Times:
+    """Run the modes in turn, round after round."""
+    from precdiag.session import parse_window
+
+    window = parse_window(plan.window)[0]
+    near = {*range(WARM_UP), *window, window[-1] + 1}
+    outside: dict[str, list[float]] = {mode: [] for mode in MODES}
+    inside: dict[str, list[float]] = {mode: [] for mode in MODES}
+    first: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for _ in range(plan.rounds):
+        for mode in MODES:
+            with tempfile.TemporaryDirectory() as scratch:
+                seconds = run(mode, Path(scratch), plan)
+            outside[mode] += [t for i, t in enumerate(seconds) if i not in near]
+            inside[mode] += [seconds[i] for i in window[1:]]
+            first[mode].append(seconds[window[0]])
+    return Times(*({mode: statistics.median(times[mode]) for mode in MODES} for times in (outside, inside, first)))
+
+
+def run(mode: str, folder: Path, plan: Plan) -> list[float]:
     """Run one mode in a process of its own; the seconds of its iterations."""
     from precdiag.collect import collect
     from precdiag.collection import SideCommand
     from precdiag.session import Request, parse_window, write_session
 
     times = folder / "times.json"
-    words = [sys.executable, __file__, "--times", str(times), "--iterations", str(options.iterations)]
-    steps, _ = parse_window(options.window)
-    request = Request(steps=steps, level=options.level, task=options.task)
+    words = [sys.executable, __file__, "--times", str(times), "--iterations", str(plan.iterations)]
+    request = Request(steps=parse_window(plan.window)[0], level=plan.level, task=plan.task)
     if mode == "precdiag":
         collection = collect(folder / "run", request, {"candidate": SideCommand(tuple(words))}, quiet=True)
         assert collection.status == 0, collection.sides[0].proof.reason
@@ -83,42 +132,24 @@ def run(mode: str, folder: Path, options: argparse.Namespace) -> list[float]:
 def main() -> int:
     """Run the rounds and print the table; 1 where a bound is not kept."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=40)
-    parser.add_argument("--window", default="20-25")
-    parser.add_argument("--level", default="L1")
-    parser.add_argument("--task", default="statistics")
+    for field in fields(Plan):
+        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
     parser.add_argument("--times", help=argparse.SUPPRESS)
     parser.add_argument("--config", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.times:
         child(options)
         return 0
-
-    from precdiag.session import parse_window
-
-    window = parse_window(options.window)[0]
-    outside: dict[str, list[float]] = {mode: [] for mode in MODES}
-    inside: dict[str, list[float]] = {mode: [] for mode in MODES}
-    first: dict[str, list[float]] = {mode: [] for mode in MODES}
-    for _ in range(options.rounds):
-        for mode in MODES:
-            with tempfile.TemporaryDirectory() as scratch:
-                seconds = run(mode, Path(scratch), options)
-            near = {*range(WARM_UP), *window, window[-1] + 1}
-            outside[mode] += [t for i, t in enumerate(seconds) if i not in near]
-            inside[mode] += [seconds[i] for i in window[1:]]
-            first[mode].append(seconds[window[0]])
-    print(f"{options.level} {options.task}, median of {options.rounds} rounds, ms an iteration")
+    plan = Plan(**{field.name: getattr(options, field.name) for field in fields(Plan)})
+    times = measure(plan)
+    print(f"{plan.level} {plan.task}, median of {plan.rounds} rounds, ms an iteration")
     print(f"{'':10}{'outside':>10}{'inside':>10}{'first of the window':>22}")
     for mode in MODES:
-        row = [1000 * statistics.median(times[mode]) for times in (outside, inside, first)]
+        row = [1000 * column[mode] for column in (times.outside, times.inside, times.first)]
         print(f"{mode:10}{row[0]:10.2f}{row[1]:10.2f}{row[2]:22.2f}")
-    over = statistics.median(outside["precdiag"]) / statistics.median(outside["plain"]) - 1
-    against = statistics.median(inside["precdiag"]) / statistics.median(inside["by hand"]) - 1
-    print(f"outside the window against the plain script: {over:+.1%} (allowed {OUTSIDE_ALLOWED:.0%})")
-    print(f"inside the window against instrumenting by hand: {against:+.1%} (allowed {INSIDE_ALLOWED:.0%})")
-    return int(over > OUTSIDE_ALLOWED or against > INSIDE_ALLOWED)
+    print(f"outside the window against the plain script: {times.over:+.1%} (allowed {OUTSIDE_ALLOWED:.0%})")
+    print(f"inside the window against instrumenting by hand: {times.against:+.1%} (allowed {INSIDE_ALLOWED:.0%})")
+    return int(times.over > OUTSIDE_ALLOWED or times.against > INSIDE_ALLOWED)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import typer
 
 from precdiag.console import complain, say, settled
 from precdiag.errors import PrecdiagError
-from precdiag.options import ConfigFile, Format, Limit, Ranks, Scheduler, ShowConfig, Stage, Steps, Workers
+from precdiag.options import Cache, ConfigFile, Format, Limit, Ranks, Scheduler, ShowConfig, Stage, Steps, Workers
 
 if TYPE_CHECKING:
     from precdiag.comparison import Comparison
@@ -78,9 +78,7 @@ def compare(
     limit: Limit = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
-    cache: Annotated[
-        bool | None, typer.Option("--cache/--no-cache", help="Keep what is read of a large dump beside it.")
-    ] = None,
+    cache: Cache = None,
     config: ConfigFile = None,
     show_config: ShowConfig = False,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from precdiag.console import complain, refuse, settled
 from precdiag.errors import UsageError
-from precdiag.options import ConfigFile, Format, Ranks, ShowConfig, Stage, Steps
+from precdiag.options import Cache, ConfigFile, Format, Ranks, ShowConfig, Stage, Steps
 
 
 def nan_(
@@ -23,6 +23,7 @@ def nan_(
     stage: Stage = None,
     output_format: Format = None,
     limit: Annotated[int | None, typer.Option("--limit", help="How many events to list. [default: 1000]")] = None,
+    cache: Cache = None,
     config: ConfigFile = None,
     show_config: ShowConfig = False,
 ) -> None:
@@ -48,11 +49,12 @@ def nan_(
         "pattern": pattern,
         "format": output_format,
         "limit": limit,
+        "cache": cache,
     }
     settings = settled(NanSettings, flags, config, show_config=show_config)
     selection = Selection(settings.step, settings.rank, settings.stage)
     training_log = None if settings.log is None else Path(settings.log)
-    found = survey(_one_side(dump), selection, settings.limit, training_log, settings.pattern)
+    found = survey(_one_side(dump), selection, settings.limit, training_log, settings.pattern, settings.cache)
     show(json_text(survey_document(found)) if settings.format == "json" else survey_text(found))
     for part in found.parts:
         if part.error is not None:

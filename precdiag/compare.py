@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -18,7 +18,7 @@ from precdiag.judge import Judged, Policy, judge
 from precdiag.layout import Part, open_run
 from precdiag.mapping import CallMap
 from precdiag.parts import Selection, pair_parts, selected
-from precdiag.reading import read_pair
+from precdiag.reading import read_pair, tensor_bytes
 from precdiag.renumber import renumbered
 from precdiag.view import View
 from precdiag.workers import Resources, each
@@ -27,6 +27,8 @@ Progress = Callable[[str, int, int], None]
 # Judges one pair of parts, in place of the native engine.
 Judging = Callable[[Part, Part], Judged]
 PARTS = "steps and ranks"
+# A step of one rank with so much in tensor files is cut into slices for a cluster, instead of being one task.
+SLICED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,8 @@ def compare(
     notes = (*notes_on_collection(baseline, candidate), *notes)
     outcomes: Iterable[PartResult]
     if judging is None:
-        of_tensors = None if resources.spread(len(pairs)) else progress
-        work = partial(_compare_pair, policy=policy, limit=limit, progress=of_tensors, calls=calls, first=first)
-        outcomes = each(work, pairs, resources, partial(progress, PARTS))
+        work = partial(_compare_pair, policy=policy, limit=limit, calls=calls, first=first)
+        outcomes = _spread(work, pairs, resources, progress)
     else:
         outcomes = (_judged_by(judging, left, right, policy, limit) for left, right in pairs)
     found = zip(pairs, outcomes, strict=True)
@@ -94,6 +95,17 @@ def compare(
     if len(results) < len(pairs):
         notes = (*notes, f"{len(pairs) - len(results)} later steps and ranks were not looked at: --first")
     return _unless_mispaired(conclude(baseline, candidate, policy, limit, tuple(results), one_sided, notes))
+
+
+def _spread(
+    work: Callable[..., PartResult], pairs: Sequence[tuple[Part, Part]], resources: Resources, progress: Progress
+) -> Iterable[PartResult]:
+    """Compare the pairs, one a task; where a cluster is given a single large one, its tensor files are the tasks."""
+    sliced = resources.scheduler is not None and len(pairs) == 1 and tensor_bytes(pairs[0][0]) >= SLICED_BYTES
+    if sliced:
+        return [work(pairs[0], resources, progress=progress)]
+    of_tensors = None if resources.spread(len(pairs)) else progress
+    return each(partial(work, progress=of_tensors), pairs, resources, partial(progress, PARTS))
 
 
 def _compare_pair(
@@ -117,10 +129,10 @@ def _compare_pair(
         return PartResult(baseline, candidate, error=str(error))
     told = (lambda done, total: None) if progress is None else partial(progress, baseline.label)
     replays = policy.scrutiny.arbiter
-    judged = judge(left, right, pairing, policy, told, Effort(resources.workers, first, replays))
+    judged = judge(left, right, pairing, policy, told, Effort(resources, first, replays))
     result = conclude_part(judged, policy, limit)
     if result.cause is None and NOT_LOOKED_AT_REASON in dict(result.reasons):  # what stopped it was explained away
-        judged = judge(left, right, pairing, policy, told, Effort(resources.workers, replays=replays))
+        judged = judge(left, right, pairing, policy, told, Effort(resources, replays=replays))
         result = conclude_part(judged, policy, limit)
     return result
 

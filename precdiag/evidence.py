@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from precdiag.checksum import dialect
@@ -15,6 +15,7 @@ from precdiag.tensorfiles import FilePair, compare_all
 from precdiag.tensors import TensorPair
 from precdiag.torchfile import import_beside
 from precdiag.uninitialised import undefined_contents, uninitialised
+from precdiag.workers import Resources
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,13 +81,13 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Effort:
-    """How to go about tensor files: in how many processes, and whether to stop at the first that differs.
+    """How to go about tensor files: in which processes, and whether to stop at the first that differs.
 
     With `first` what stands behind it is unknown: NOT_LOOKED_AT_REASON. `replays`: calls will be replayed with torch
     where something differs, so it is imported meanwhile.
     """
 
-    workers: int = 1
+    resources: Resources = field(default_factory=Resources)
     first: bool = False
     replays: bool = False
 
@@ -140,7 +141,8 @@ def _judge_bytes(pairs: Pairs, files: np.ndarray, progress: Callable[[int, int],
         known = np.flatnonzero((pairs.state == DIFFERENT) & stops)
         chosen = chosen[: np.searchsorted(chosen, known[0])] if len(known) else chosen
     elements = int(element_counts(pairs.baseline.rows["shape"])[pairs.b[chosen]].sum())
-    found_in = compare_all([_file_pair(pairs, at) for at in chosen.tolist()], elements, effort.workers)
+    file_pairs = [_file_pair(pairs, at) for at in chosen.tolist()]
+    found_in = compare_all(file_pairs, elements, effort.resources, first=effort.first)
     looked_at, importing = -1, None
     for done, (at, found) in enumerate(zip(chosen.tolist(), found_in, strict=True), 1):
         pairs.tensors[at] = found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from precdiag.communication import Communication, communications_of
-from precdiag.dump import Dump, read_dump
+from precdiag.dump import Dump
 from precdiag.elements import with_elements
 from precdiag.errors import UnreadableError
 from precdiag.finding import Row
@@ -17,6 +17,7 @@ from precdiag.masks import Masks, describe, find_masks
 from precdiag.nonfinite import Classes, classify, events_of, flow_of, norm_overflows, value_of
 from precdiag.origin import Origin, find_origin, row_at
 from precdiag.overflow import loss_scale, saturated, under_scale
+from precdiag.reading import read
 from precdiag.rows import CHECKSUM_XOR
 
 
@@ -86,10 +87,10 @@ class PartSurvey:
         return self.part.at
 
 
-def survey_part(part: Part, limit: int = 1000) -> PartSurvey:
+def survey_part(part: Part, limit: int = 1000, *, cache: bool = False) -> PartSurvey:
     """Read and classify one part; one that cannot be read is an `error` in the result, so the others are still seen."""
     try:
-        dump = read_dump(part)
+        dump = read(part, cache=cache)
     except UnreadableError as error:
         return PartSurvey(part, error=str(error))
     classes = classify(dump)

@@ -195,8 +195,8 @@ class Totals:
     def _raise_max_rel(self, error: np.ndarray, of: np.ndarray) -> None:
         """Divide only where the quotient may be a new maximum: that is rare. 0 / 0 is no error."""
         least = of * (self.max_rel * (1 - 2.0**-50))  # in doubt the division decides
-        larger = np.flatnonzero(error > least)
-        if len(larger):
+        larger = error > least
+        if larger.any():
             self.max_rel = max(self.max_rel, float((error[larger] / of[larger]).max()))
 
 

@@ -17,6 +17,7 @@ Scheduler = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Use this Dask cluster; its workers must see the same paths."),
 ]
+Cache = Annotated[bool | None, typer.Option("--cache/--no-cache", help="Keep what is read of a large dump beside it.")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Read this instead of ./precdiag.yaml.")
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from precdiag.dump import Dump, read_dump
 from precdiag.index import is_kept, key_of, load_index, save_index
-from precdiag.layout import DUMP_FILE, Part
+from precdiag.layout import DUMP_FILE, TENSOR_FOLDER, Part
 from precdiag.workers import Resources, beside
 
 # A process costs 20 ms to fork and its rows 1 ms a megabyte to send; a megabyte takes 12 ms to read. An index of a
@@ -29,6 +30,14 @@ def read_pair(baseline: Part, candidate: Part, resources: Resources) -> tuple[Du
             left = read(baseline, cache=resources.cache)
             return left, other()
     return read(baseline, cache=resources.cache), read(candidate, cache=resources.cache)
+
+
+def tensor_bytes(part: Part) -> int:
+    """Return the size of a part's tensor files, 0 where it has none."""
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(part.folder / TENSOR_FOLDER))
+    except OSError:
+        return 0
 
 
 def _read_and_keep(part: Part) -> Dump:

@@ -194,6 +194,7 @@ class NanSettings(Section):
     pattern: Text | None = None
     format: Literal["table", "json"] = "table"
     limit: Annotated[int, Field(ge=1)] = 1000
+    cache: bool = True
 
 
 class SideSettings(Section):

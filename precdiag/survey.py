@@ -52,15 +52,17 @@ def survey(
     limit: int = 1000,
     log: Path | None = None,
     pattern: str | None = None,
+    cache: bool = False,
 ) -> Survey:
     """Find where the first NaN or Inf of a dump came from, over its steps and ranks.
 
     `limit`: how many events are described. `log`: a training log to hold against the dump (`pattern`: its format, as in
-    losslog.read_curves); without one that of the collection is read, unless steps were chosen. Raises UnreadableError
-    where the path holds no dump or the log cannot be read, UsageError where the selection asks for what is not there.
+    losslog.read_curves); without one that of the collection is read, unless steps were chosen. `cache`: use the index
+    beside a large dump, and leave one. Raises UnreadableError where the path holds no dump or the log cannot be read,
+    UsageError where the selection asks for what is not there.
     """
     run = selected(open_run(path), selection)
-    parts = tuple(survey_part(part, limit) for part in run.parts)
+    parts = tuple(survey_part(part, limit, cache=cache) for part in run.parts)
     chosen = selection is not None and selection.steps is not None
     loss = read_loss(log, pattern) if log is not None else None if chosen else own_log(path)
     return _concluded(path, limit, _without_recovered(parts), loss)

@@ -15,8 +15,9 @@ from precdiag.workers import Resources, each
 
 # Read so much of both files at a time: it stays in the cache, where comparing costs a tenth of reading.
 _CHUNK_BYTES = 1 << 18
-# How many pairs are handed to a process at once, and how many elements are worth processes.
-_AT_ONCE = 32
+# How many pairs are handed to a process at once, where the first that differs may end it all, and how many elements are
+# worth processes.
+_AT_ONCE, _AT_ONCE_FOR_FIRST = 32, 4
 WORTH_PROCESSES_ELEMENTS = 1 << 24
 
 # What torch.save writes of a plain tensor begins with: the first member of the archive is its pickle.
@@ -35,13 +36,18 @@ class FilePair(NamedTuple):
     same: TensorPair
 
 
-def compare_all(pairs: Sequence[FilePair], elements: int, workers: int) -> Iterator[TensorPair]:
+def compare_all(
+    pairs: Sequence[FilePair], elements: int, resources: Resources, *, first: bool = False
+) -> Iterator[TensorPair]:
     """Compare pairs of files in order, `elements` in all; closing the iterator leaves the rest. See `compare_files`.
 
+    `first`: it will be closed soon, so little is begun ahead.
     Files of the same bytes are equal if they are whole archives of a plain tensor, whatever it would take to load them.
     """
-    batches = [pairs[at : at + _AT_ONCE] for at in range(0, len(pairs), _AT_ONCE)]
-    for found in each(_compare_some, batches, Resources(workers if elements >= WORTH_PROCESSES_ELEMENTS else 1)):
+    at_once = _AT_ONCE_FOR_FIRST if first else _AT_ONCE
+    batches = [pairs[at : at + at_once] for at in range(0, len(pairs), at_once)]
+    spread = resources.scheduler is not None or elements >= WORTH_PROCESSES_ELEMENTS
+    for found in each(_compare_some, batches, resources if spread else Resources()):
         yield from found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_tensorfiles import tensor_run
 from test_workers import ranks, said
 
 from precdiag import workers
@@ -48,6 +49,24 @@ def test_a_cluster_says_what_one_process_says(cluster: Any, real: Real, tmp_path
     for baseline, candidate in pairs:
         alone = said(baseline, candidate, Resources())
         assert said(baseline, candidate, Resources(scheduler=cluster.scheduler_address)) == alone
+
+
+def test_one_large_pair_is_cut_into_slices(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = tensor_run(tmp_path, 70, {"candidate": {40: 0.5, 60: 0.5}})
+    alone = said(*sides, Resources())
+    resources = Resources(scheduler=cluster.scheduler_address)
+    sent: list[tuple[str, int]] = []
+    on_cluster = workers._on_cluster
+
+    def watched(work: Any, units: Any, *rest: Any) -> Any:
+        sent.append((getattr(work, "func", work).__name__, len(units)))
+        return on_cluster(work, units, *rest)
+
+    monkeypatch.setattr(workers, "_on_cluster", watched)
+    assert said(*sides, resources) == alone
+    monkeypatch.setattr("precdiag.compare.SLICED_BYTES", 0)
+    assert said(*sides, resources) == alone
+    assert sent == [("_compare_pair", 1), ("_compare_some", 5)]
 
 
 def test_relative_paths_are_found_by_workers_elsewhere(

@@ -19,11 +19,13 @@ from test_decode import document
 from precdiag import dump, index, reading
 from precdiag.compare import compare
 from precdiag.document import comparison_document
+from precdiag.document_nan import survey_document
 from precdiag.dump import Dump, read_dump
 from precdiag.errors import UnreadableError
 from precdiag.index import INDEX_FILE, load_index
 from precdiag.judge import Policy
 from precdiag.layout import Part
+from precdiag.survey import survey
 from precdiag.workers import Resources
 
 Real = Callable[[str], Path]
@@ -186,3 +188,11 @@ def test_a_comparison_says_the_same_with_the_index_and_without(real: Real, tmp_p
     ]
     assert len(list(tmp_path.rglob(INDEX_FILE))) == 8
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_nan_says_the_same_with_the_index_and_without(real: Real, tmp_path: Path) -> None:
+    shutil.copytree(real("nan") / "statistics", tmp_path / "nan")
+    found = [survey_document(survey(tmp_path / "nan", cache=cache)) for cache in (False, True, True)]
+    assert list(tmp_path.rglob(INDEX_FILE))
+    assert found[0] == found[1] == found[2]
+    assert found[0]["verdict"] == "non-finite"

@@ -76,10 +76,11 @@ def test_equal_files_that_are_cut_empty_or_missing_are_never_equal(tmp_path: Pat
             saved(tmp_path / side / "x.pt", 0).write_bytes(whole[:length])
             pair.append(tmp_path / side / "x.pt")
         assert not is_same_archive(*pair), length
-        assert next(compare_all([FilePair(*pair, SAME)], 1000, 1)).state == "unknown"
+        assert next(compare_all([FilePair(*pair, SAME)], 1000, Resources())).state == "unknown"
     assert not is_same_archive(tmp_path / "no.pt", tmp_path / "no.pt")
-    np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
-    assert next(compare_all([FilePair(tmp_path / "o.npy", tmp_path / "o.npy", SAME)], 1, 1)).state == "unknown"
+    objects = tmp_path / "o.npy"
+    np.save(objects, np.array([{}], dtype=object), allow_pickle=True)
+    assert next(compare_all([FilePair(objects, objects, SAME)], 1, Resources())).state == "unknown"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -93,7 +94,7 @@ def test_results_come_in_order_from_any_number_of_processes(
         left = saved(tmp_path / "a" / f"{at}.pt", values)
         values[0] = at % 3
         pairs.append(FilePair(left, saved(tmp_path / "b" / f"{at}.pt", values), SAME))
-    found = list(compare_all(pairs, 70 * 8, workers))
+    found = list(compare_all(pairs, 70 * 8, Resources(workers)))
     assert [one.metrics.max_abs if one.metrics else one.reason for one in found] == [
         at % 3 or "told by bytes" for at in range(70)
     ]
@@ -232,6 +233,6 @@ def test_a_renamed_file_of_the_same_tensor_is_left_to_torch_and_equal(tmp_path: 
     left = saved(tmp_path / "one.pt", torch.arange(9.0))
     right = saved(tmp_path / "another.pt", torch.arange(9.0))
     assert not is_same_archive(left, right)
-    assert next(compare_all([FilePair(left, right, SAME)], 9, 1)) == compare_files(left, right)
+    assert next(compare_all([FilePair(left, right, SAME)], 9, Resources())) == compare_files(left, right)
     shutil.copy(left, right)
     assert is_same_archive(left, right)
