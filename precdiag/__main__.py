@@ -15,12 +15,13 @@ def run() -> NoReturn:
     try:
         main()
     except SystemExit as ended:
-        workers = sys.modules.get("multiprocessing")
-        running = workers is not None and bool(workers.active_children())
+        processes = sys.modules.get("multiprocessing")
+        running = processes is not None and bool(processes.active_children())
         if "torch" in sys.modules and isinstance(ended.code, int) and not running:
             with suppress(OSError):  # nobody reads any more: Python says so in its own way
-                sys.stdout.flush()
-                sys.stderr.flush()
+                for stream in (sys.stdout, sys.stderr):
+                    if stream is not None:  # closed by whoever started us
+                        stream.flush()
                 os._exit(ended.code)
         raise
 

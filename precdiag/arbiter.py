@@ -50,11 +50,11 @@ def arbitrate(judged: Judged, line: int, u: float) -> Ruling | None:
         return None  # statistics need no torch
     try:
         with quietly():
-            replays = [_replayed(dump, int(judged.rows[side].iat[line])) for dump, side in sides]
-            errors = [distance(each.exact, each.call.outputs[each.slot]) for each in replays]
+            rows = [(dump, int(judged.rows[side].iat[line])) for dump, side in sides]
+            errors = [_replayed(*row).error for row in rows]  # one side's tensors at a time
             allowed = float(floor_of(u))
             if not all(error <= allowed for error in errors):
-                allowed += GAIN * max(each.moved(u) for each in replays)
+                allowed += GAIN * max(_replayed(*row).moved(u) for row in rows)
     except (UnreplayableError, PrecdiagError):
         return None
     return ruling_of(errors[0], errors[1], allowed)
@@ -80,6 +80,11 @@ class _Replay:
     call: Call
     slot: str
     exact: Tensor
+
+    @property
+    def error(self) -> float:
+        """How far the output is off, relative."""
+        return distance(self.exact, self.call.outputs[self.slot])
 
     def moved(self, u: float) -> float:
         """How far the output moves in float64, relative, where each input moves by u."""

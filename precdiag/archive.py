@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import mmap
-import pickle
+import re
 import struct
 import sys
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -35,7 +33,22 @@ _STORAGES = {
     "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128",
 }
-# The pickle of a plain tensor has some 200 bytes.
+# The pickle that torch.save writes of a plain tensor, byte by byte: a call of _rebuild_tensor_v2 with storage, offset,
+# size, stride, requires_grad and no hooks. `q.` puts what precedes it in the memo (pickletools lists the opcodes). No
+# pickle is run: a file with anything else in it is left to torch.
+_INTEGER = rb"(?:K.|M..|J....|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
+_TUPLE = rb"(?:\)|" + b"|".join((_INTEGER * n) + end + b"q." for n, end in enumerate((b"\x85", b"\x86", b"\x87"), 1))
+_TUPLE += rb"|\(" + _INTEGER + rb"{4,64}tq.)"
+_PICKLE = re.compile(
+    rb"\x80\x02ctorch\._utils\n_rebuild_tensor_v2\nq.\(\(X\x07\x00\x00\x00storageq."
+    rb"ctorch\n(?P<storage>\w+)\nq.X(?P<key_length>.)\x00\x00\x00(?P<key>\d+)q."
+    rb"X(?P<device_length>.)\x00\x00\x00(?P<device>\w+(?::\d+)?)q."
+    rb"(?P<elements>" + _INTEGER + rb")tq.Q(?P<offset>" + _INTEGER + rb")(?P<size>" + _TUPLE + rb")(?P<stride>" + _TUPLE
+    + rb")[\x88\x89]ccollections\nOrderedDict\nq.\)Rq.tq.Rq.\.",
+    re.DOTALL,
+)  # fmt: skip
+_EACH_INTEGER = re.compile(rb"\)|[\x85-\x87(]|tq.|q.|" + _INTEGER, re.DOTALL)
+_TEXTS = ("key", "device")
 _MOST_PICKLE_BYTES = 4096
 # A zip's local file header, with the lengths of the name and the extra field behind it (APPNOTE 4.3.7); and the head
 # of a block of the extra field (4.5.1). torch.save pads there, so that a storage begins at a multiple of 64.
@@ -43,73 +56,67 @@ _LOCAL_HEADER, _BLOCK = struct.Struct("<4s22xHH"), struct.Struct("<HH")
 _ALIGNMENT = 64
 
 
-def plain(path: Path, magic: bytes) -> Stored | None:
-    """Map the tensor in a file that begins with `magic`; None where it is not written plainly: torch may know better.
-
-    Nothing in the file is run: of its pickle only the names that a plain tensor needs are taken, as descriptions.
-    """
+def mapped_from(path: Path, magic: bytes) -> Stored | None:
+    """Map the tensor in a file that begins with `magic`; None where it is not written plainly and is left to torch."""
     try:
         if magic.startswith(NUMPY_MAGIC):
             return _of_numpy(path)
-        return _of_torch(path) if magic.startswith(ZIP_MAGIC) and sys.byteorder == "little" else None
-    except Exception:  # a damaged file may raise anything in the unpickler and in zipfile
+        return _of_archive(path) if magic.startswith(ZIP_MAGIC) and sys.byteorder == "little" else None
+    except Exception:  # a damaged file may raise anything in zipfile; torch says what is wrong with it
         return None
 
 
-class _Storage(NamedTuple):
-    """What a pickle says of the bytes that a tensor lies in."""
+class _Tensor(NamedTuple):
+    """What a pickle says of a tensor: the storage it lies in (dtype, member of the archive, elements), and where."""
 
-    kind: str
     dtype: str
     key: str
-    location: str
     elements: int
-
-
-class _Tensor(NamedTuple):
-    """What a pickle says of a tensor; `flags` stand for a conjugate or negative view."""
-
-    storage: _Storage
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
-    requires_grad: bool
-    hooks: Any
-    flags: Any = None
 
 
-class _Unpickler(pickle.Unpickler):
-    """Reads the description of one plain tensor and nothing else ("Restricting Globals" in pickle's manual)."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _Tensor
-        if (module, name) == ("collections", "OrderedDict"):  # the hooks
-            return OrderedDict
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        return _Storage(*pid)
+def _described(pickled: bytes) -> _Tensor | None:
+    match = _PICKLE.fullmatch(pickled)
+    dtype = None if match is None else _STORAGES.get(match["storage"].decode())
+    if match is None or dtype is None or any(match[f"{name}_length"][0] != len(match[name]) for name in _TEXTS):
+        return None
+    elements, offset, size, stride = (_integers(match[name]) for name in ("elements", "offset", "size", "stride"))
+    if min((*elements, *offset, *size, *stride)) < 0 or len(size) != len(stride):
+        return None
+    return _Tensor(dtype, match["key"].decode(), elements[0], offset[0], size, stride)
 
 
-def _of_torch(path: Path) -> Stored | None:
+def _integers(pickled: bytes) -> tuple[int, ...]:
+    """Read the integers of a pickled integer or tuple."""
+    tokens = (token for token in _EACH_INTEGER.findall(pickled) if token[:1] in b"KMJ\x8a")
+    return tuple(
+        int.from_bytes(token[2 if token[:1] == b"\x8a" else 1 :], "little", signed=token[:1] in b"J\x8a")
+        for token in tokens
+    )
+
+
+def _of_archive(path: Path) -> Stored | None:
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-        members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        infos = archive.infolist()
+        members = {info.filename.partition("/")[2]: info for info in infos}
+        tops = {info.filename.partition("/")[0] for info in infos}
+        if len(tops) != 1 or len(members) != len(infos):
+            return None
+        order = members.get("byteorder")
+        if order is not None and (order.file_size != len(b"little") or archive.read(order) != b"little"):
+            return None
         if members["data.pkl"].file_size > _MOST_PICKLE_BYTES:
             return None
-        if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
+        found = _described(archive.read(members["data.pkl"]))
+        if found is None:
             return None
-        found = _Unpickler(io.BytesIO(archive.read(members["data.pkl"]))).load()
-        if type(found) is not _Tensor or found.flags:
-            return None
-        carrier, data = CARRIERS[found.storage.dtype], members[f"data/{found.storage.key}"]
-        stored = data.compress_type == zipfile.ZIP_STORED
-        if not stored or data.file_size != found.storage.elements * carrier.itemsize:
+        carrier, data = CARRIERS[found.dtype], members[f"data/{found.key}"]
+        if data.compress_type != zipfile.ZIP_STORED or data.file_size != found.elements * carrier.itemsize:
             return None
         start = _start_of(file, data)
-        behind = min(each.header_offset for each in members.values() if each.header_offset > data.header_offset)
+        behind = min(each.header_offset for each in infos if each.header_offset > data.header_offset)
         if start is None or start + data.file_size > behind:
             return None
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start : start + data.file_size]
@@ -120,7 +127,7 @@ def _of_torch(path: Path) -> Stored | None:
         found.offset * carrier.itemsize,
         tuple(each * carrier.itemsize for each in found.stride),
     )
-    return Stored(values, found.storage.dtype)
+    return Stored(values, found.dtype)
 
 
 def _start_of(file: IO[bytes], member: zipfile.ZipInfo) -> int | None:

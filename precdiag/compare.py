@@ -101,8 +101,7 @@ def _spread(
     work: Callable[..., PartResult], pairs: Sequence[tuple[Part, Part]], resources: Resources, progress: Progress
 ) -> Iterable[PartResult]:
     """Compare the pairs, one a task; where a cluster is given a single large one, its tensor files are the tasks."""
-    sliced = resources.scheduler is not None and len(pairs) == 1 and tensor_bytes(pairs[0][0]) >= SLICED_BYTES
-    if sliced:
+    if resources.scheduler is not None and len(pairs) == 1 and tensor_bytes(pairs[0][0]) >= SLICED_BYTES:
         return [work(pairs[0], resources, progress=progress)]
     of_tensors = None if resources.spread(len(pairs)) else progress
     return each(partial(work, progress=of_tensors), pairs, resources, partial(progress, PARTS))

@@ -144,21 +144,23 @@ def _judge_bytes(pairs: Pairs, files: np.ndarray, progress: Callable[[int, int],
     file_pairs = [_file_pair(pairs, at) for at in chosen.tolist()]
     found_in = compare_all(file_pairs, elements, effort.resources, first=effort.first)
     looked_at, importing = -1, None
-    for done, (at, found) in enumerate(zip(chosen.tolist(), found_in, strict=True), 1):
-        pairs.tensors[at] = found
-        looked_at = at
-        progress(done, len(chosen))
-        if found.state == "unknown":
-            continue
-        pairs.evidence[at] = BYTES
-        if found.state == "different" and not (found.dtype_only or found.rounding_only):
-            pairs.differ(np.array([at]), VALUE)
-            if stops[at]:
-                break
-            if effort.replays and importing is None:
-                importing = import_beside()
-    if importing is not None:
-        importing.join()
+    try:
+        for done, (at, found) in enumerate(zip(chosen.tolist(), found_in, strict=True), 1):
+            pairs.tensors[at] = found
+            looked_at = at
+            progress(done, len(chosen))
+            if found.state == "unknown":
+                continue
+            pairs.evidence[at] = BYTES
+            if found.state == "different" and not (found.dtype_only or found.rounding_only):
+                pairs.differ(np.array([at]), VALUE)
+                if stops[at]:
+                    break
+                if effort.replays and importing is None:
+                    importing = import_beside()
+    finally:
+        if importing is not None:
+            importing.join()
     if effort.first:
         pairs.unknown(files & (np.arange(len(files)) > looked_at), NOT_LOOKED_AT_REASON)
 

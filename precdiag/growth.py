@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 JUMPS = 5
-# How many entries a profile has at most: a step of level L1 may have a hundred thousand calls.
+# How many calls a profile has at most: a step of level L1 may have a hundred thousand.
 LEVELS = 1000
 # TF32 and HF32 keep 10 bits of the mantissa of what is multiplied: 2^-11 a factor, less once products are added up.
 TF32 = (2.0**-13, 2.0**-10)
@@ -72,7 +72,7 @@ def jumps_of(judged: Judged, found: Suspects) -> tuple[Jump, ...]:
 def profile_of(judged: Judged, found: Suspects) -> tuple[Level, ...]:
     """The largest error by module path and phase; of the calls themselves where the dump knows no modules.
 
-    Of more than LEVELS the highest of each stretch.
+    Of more calls than LEVELS the highest of each stretch.
     """
     import numpy as np
     import pandas as pd
@@ -81,14 +81,16 @@ def profile_of(judged: Judged, found: Suspects) -> tuple[Level, ...]:
     lines = np.flatnonzero((places(judged) == OUTPUT) & np.isfinite(e) & ~np.isnan(found.errors.u))
     position = judged.pairing.calls["baseline"].to_numpy()[judged.rows["call"].to_numpy()[lines]]
     path = calls["module"].to_numpy(dtype=object)[position]
-    if (path == "").all():
+    modular = bool((path != "").any())
+    if not modular:
         path = calls["name"].to_numpy(dtype=object)[position]
     frame = pd.DataFrame({"path": path, "phase": calls["phase"].to_numpy()[position], "e": e[lines]})
     frame = frame[frame["path"] != ""]
     largest = frame.groupby(["phase", "path"], sort=False)["e"].max()
     forward = largest.index.get_level_values("phase") == "forward"
     order = np.argsort(~forward, kind="stable")
-    order = order[highest(largest.to_numpy()[order], LEVELS)]
+    if not modular:
+        order = order[highest(largest.to_numpy()[order], LEVELS)]
     return tuple(
         Level(str(path), str(phase), float(e))
         for (phase, path), e in zip(largest.index[order], largest.to_numpy()[order], strict=True)

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from precdiag.dtypes import COMPLEX, EIGHT_BITS, FLOATS, INTEGERS
-from precdiag.stored import Stored, bits, byte_values, rounded, wide
+from precdiag.stored import Stored, bits, byte_values, wide
+from precdiag.torchfile import quietly
 
 LARGEST = sys.float_info.max
 # A dot product of more elements is spread over threads by OpenBLAS (interface/ddot.c: from 10,000 on), which wait for
@@ -43,7 +44,8 @@ class Metrics:
     """‖c - b‖₂"""
     relative_norm: float
     """‖c - b‖₂ / ‖b‖₂ over the elements that are finite on both sides; inf where an element is non-finite on one side
-    only, or ‖b‖ is zero and ‖c - b‖ is not; 0.0 when all values are equal."""
+    only, or ‖b‖ is zero and ‖c - b‖ is not; 0.0 when all values are equal. Where all squares of the errors underflow
+    float64 it is max_rel, which is no less."""
     max_ulp: float | int
     """Steps from one representable number to the next between c and b; for integers and bool |c - b|. Of two dtypes
     the coarser float counts, to which both sides are rounded first (float64 for uint64 against signed integers)."""
@@ -62,8 +64,7 @@ class _Floats(NamedTuple):
     bits: np.ndarray
 
 
-# Counts ulps between two chunks, of which the last argument holds the bits that differ.
-Steps = Callable[[_Floats, _Floats, np.ndarray], int]
+Steps = Callable[[_Floats, _Floats], int]
 
 
 @dataclass
@@ -126,7 +127,7 @@ class Totals:
     def _relative_norm(self) -> float:
         norm, error = math.sqrt(self.products[0]), math.sqrt(self.products[3])
         if error == 0:
-            return 0.0
+            return self.max_rel if self.mismatched else 0.0
         return math.inf if norm == 0 or not math.isfinite(norm) else error / norm
 
     def _add_integers(self, x: Stored, y: Stored) -> None:
@@ -145,9 +146,9 @@ class Totals:
         if a.ndim != b.ndim:
             a, b = (np.stack([side, np.zeros_like(side)], axis=1) if side.ndim == 1 else side for side in (a, b))
 
-        def steps(x: _Floats, y: _Floats, unlike: np.ndarray) -> int:
-            left, right = (_Floats(side.values, rounded(side.values, coarser)) for side in (x, y))
-            return _steps_of(coarser)(left, right, left.bits ^ right.bits)
+        def steps(x: _Floats, y: _Floats) -> int:
+            left, right = (_Floats(side.values, _rounded(side.values, coarser)) for side in (x, y))
+            return _steps_of(coarser)(left, right)
 
         self._add_floats(_Floats(a, a.view(np.int64)), _Floats(b, b.view(np.int64)), steps, lost)
 
@@ -163,9 +164,8 @@ class Totals:
         if outside is not None:
             np.minimum(error, LARGEST, out=error)
             error[outside] = math.inf
-        unlike = x.bits ^ y.bits
-        self.max_ulp = max(self.max_ulp, steps(x, y, unlike))
-        self.negative_zeros += _negative_zeros(unlike, error)
+        self.max_ulp = max(self.max_ulp, steps(x, y))
+        self.negative_zeros += _negative_zeros(x, y, error)
         self._tally(x.values, y.values, error, squares, float(error.max()), error)
 
     def _set_aside(self, x: _Floats, y: _Floats) -> tuple[_Floats, _Floats, np.ndarray]:
@@ -195,7 +195,7 @@ class Totals:
     def _raise_max_rel(self, error: np.ndarray, of: np.ndarray) -> None:
         """Divide only where the quotient may be a new maximum: that is rare. 0 / 0 is no error."""
         least = of * (self.max_rel * (1 - 2.0**-50))  # in doubt the division decides
-        larger = error > least
+        larger = (error >= least) & (error > 0)
         if larger.any():
             self.max_rel = max(self.max_rel, float((error[larger] / of[larger]).max()))
 
@@ -227,14 +227,14 @@ def _steps_of(dtype: str) -> Steps:
     # Among the values in order: the 8-bit formats differ too much among themselves for a rule on their bits.
     places = np.unique(byte_values(dtype), return_inverse=True)[1]
 
-    def steps(x: _Floats, y: _Floats, unlike: np.ndarray) -> int:
+    def steps(x: _Floats, y: _Floats) -> int:
         left, right = (places[side.bits.view(np.uint8)] for side in (x, y))
         return int(np.abs(left - right).max())
 
     return steps
 
 
-def _most_steps(x: _Floats, y: _Floats, unlike: np.ndarray) -> int:
+def _most_steps(x: _Floats, y: _Floats) -> int:
     """The most representable numbers between two elements; both zeros are one.
 
     Of one sign the bits are in the order of the values (IEEE 754's sign and magnitude; Bruce Dawson, "Comparing
@@ -242,7 +242,7 @@ def _most_steps(x: _Floats, y: _Floats, unlike: np.ndarray) -> int:
     """
     a, b = x.bits.reshape(-1), y.bits.reshape(-1)
     steps = a - b  # wraps only where the signs differ
-    across, most = np.flatnonzero(unlike.reshape(-1) < 0), 0
+    across, most = np.flatnonzero((a ^ b) < 0), 0
     if len(across):
         steps[across] = 0
         magnitude = a.dtype.type(np.iinfo(a.dtype).max)
@@ -251,7 +251,8 @@ def _most_steps(x: _Floats, y: _Floats, unlike: np.ndarray) -> int:
     return max(most, int(steps.max()), -int(steps.min()))
 
 
-def _negative_zeros(unlike: np.ndarray, error: np.ndarray) -> int:
+def _negative_zeros(x: _Floats, y: _Floats, error: np.ndarray) -> int:
+    unlike = x.bits ^ y.bits
     if int(unlike.min()) != np.iinfo(unlike.dtype).min:  # only the sign bit differs: looked for first
         return 0
     differs = unlike != 0
@@ -264,3 +265,22 @@ def _lost(x: Stored) -> np.ndarray | float:
         return 0.0
     low = x.values & x.values.dtype.type(0x7FF)  # 11 bits, and 53 above them: both are exact in float64
     return ((x.values - low).astype(np.float64) - x.values.astype(np.float64)) + low.astype(np.float64)
+
+
+def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Round float64 to a float dtype, as torch does: half precision by way of float32. Returns its bits."""
+    if dtype == "float64":
+        return values.view(np.int64)
+    if dtype in EIGHT_BITS:
+        import torch
+
+        with quietly():
+            return torch.from_numpy(values).to(getattr(torch, dtype)).view(torch.int8).numpy()
+    single = values.astype(np.float32)
+    if dtype == "float32":
+        return single.view(np.int32)
+    if dtype == "float16":
+        return single.astype(np.float16).view(np.int16)
+    whole = single.view(np.uint32)
+    even = (whole + 0x7FFF + ((whole >> 16) & 1)) >> 16
+    return even.astype(np.uint16).view(np.int16)

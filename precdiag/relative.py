@@ -58,7 +58,8 @@ def errors_of(judged: Judged) -> Errors:
     evidence = rows["evidence"].to_numpy()[lines]
     e = np.zeros(len(lines))
     unequal = np.flatnonzero(state != EQUAL)
-    e[unequal] = by_block(partial(_from_statistics, left, right), b[unequal], c[unequal])[0]
+    elements = element_counts(left.rows["shape"])
+    e[unequal] = by_block(partial(_from_statistics, left, right, elements), b[unequal], c[unequal])[0]
     exact = np.isin(evidence, (BYTES, CHECKSUM)) & ((state == EQUAL) | (evidence == BYTES))
     same = (state == EQUAL) | ((state == DIFFERENT) & ((aspects & (VALUE | SHAPE)) == 0) & (evidence == BYTES))
     e[same] = 0.0
@@ -105,7 +106,7 @@ def explained(e_out: np.ndarray, e_in: np.ndarray, u: np.ndarray, calls: np.ndar
         return np.asarray(~(e_out > calls * floor_of(u) + GAIN * e_in))
 
 
-def _from_statistics(left: Dump, right: Dump, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray]:
+def _from_statistics(left: Dump, right: Dump, elements: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray]:
     """The largest relative error that the statistics show; NaN where they stand on neither or one side only."""
     import numpy as np
 
@@ -113,7 +114,7 @@ def _from_statistics(left: Dump, right: Dump, b: np.ndarray, c: np.ndarray) -> t
     x = np.stack([left.rows[name].to_numpy()[b] for name in STATISTICS])
     y = np.stack([right.rows[name].to_numpy()[c] for name in STATISTICS])
     absmax = np.fmax(np.abs(x[_MAX]), np.abs(x[_MIN]))
-    root = np.sqrt(np.maximum(element_counts(left.rows["shape"])[b], 1))
+    root = np.sqrt(np.maximum(elements[b], 1))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         delta = np.abs(y - x)
         delta[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0

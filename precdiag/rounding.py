@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from precdiag.arbiter import BASELINE, CANDIDATE, NEITHER, Ruling, arbitrate
 from precdiag.cause import Cause, stack_at
+from precdiag.errors import PrecdiagError
 from precdiag.finding import Row, row_of
 from precdiag.given import given_integers, given_parameters, is_port
 from precdiag.growth import Jump, Level, jumps_of, like_tf32, profile_of
@@ -28,11 +28,12 @@ from precdiag.suspects import (
     places,
     suspects,
 )
+from precdiag.torchfile import require_torch
 
 if TYPE_CHECKING:
     import numpy as np
 
-NO_TORCH_NOTE = "torch is not installed, so no call was replayed in float64: pip install 'precdiag[tensor]'"
+NOT_REPLAYED = "no call was replayed in float64"
 
 ESTIMATE, NOISE, ARBITER = "estimate", "noise", "arbiter"
 # How many calls are replayed at most: those that stand out, in order.
@@ -143,8 +144,14 @@ def explained_cause(cause: Cause, rounding: Rounding | None) -> Cause:
 
 
 def note_on_replays(judged: Judged, scrutiny: Scrutiny) -> list[str]:
-    """Say that no call could be replayed, where tensors were dumped and torch is not installed."""
-    return [NO_TORCH_NOTE] if scrutiny.arbiter and _has_tensors(judged) and find_spec("torch") is None else []
+    """Say why no call was replayed, where tensors were dumped and torch is missing or does not start."""
+    if not scrutiny.arbiter or not _has_tensors(judged):
+        return []
+    try:
+        require_torch()
+    except PrecdiagError as error:
+        return [f"{NOT_REPLAYED}: {error}: {error.hint}" if error.hint else f"{NOT_REPLAYED}: {error}"]
+    return []
 
 
 def _has_tensors(judged: Judged) -> bool:

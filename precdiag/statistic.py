@@ -133,7 +133,7 @@ def _compare(left: _Rows, right: _Rows) -> tuple[np.ndarray, ...]:
     equal = (x == y) | (np.isnan(x) & np.isnan(y)) | ~stands
     text_differs = np.asarray(left.text != right.text, dtype=bool)
     unequal = ~equal.all(axis=0) | text_differs
-    comparable = stands[_MAX] | stands[_MEAN] | (common > 0)
+    comparable = common > 0
     rounding, narrowing = np.zeros(len(common), dtype=bool), ~text_differs
     max_abs, max_rel = (np.where(comparable, 0.0, np.nan) for _ in range(2))
     at = np.flatnonzero(unequal)

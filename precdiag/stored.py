@@ -34,13 +34,13 @@ def wide(x: Stored) -> np.ndarray:
     """Return a flat tensor's values in float64, exact but for 64-bit integers: (n,), of complex numbers (n, 2)."""
     if x.dtype in COMPLEX:
         return wide(_parts(x)).reshape(-1, 2)
-    if x.dtype == "bfloat16":
-        return (x.values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     if x.dtype in EIGHT_BITS:
         found: np.ndarray = byte_values(x.dtype)[x.values]
         return found
+    half = x.dtype == "bfloat16"
+    values = (x.values.astype(np.uint32) << 16).view(np.float32) if half else x.values
     with np.errstate(invalid="ignore"):  # a signalling NaN
-        return x.values.astype(np.float64)
+        return values.astype(np.float64)
 
 
 def bits(x: Stored) -> np.ndarray:
@@ -48,24 +48,6 @@ def bits(x: Stored) -> np.ndarray:
     if x.dtype in COMPLEX:
         return bits(_parts(x)).reshape(-1, 2)
     return x.values.view(f"i{x.values.itemsize}")
-
-
-def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Round float64 to a float dtype, as torch does: half precision by way of float32. Returns `bits`."""
-    if dtype == "float64":
-        return values.view(np.int64)
-    if dtype in EIGHT_BITS:
-        import torch
-
-        return torch.from_numpy(values).to(getattr(torch, dtype)).view(torch.int8).numpy()
-    single = values.astype(np.float32)
-    if dtype == "float32":
-        return single.view(np.int32)
-    if dtype == "float16":
-        return single.astype(np.float16).view(np.int16)
-    whole = single.view(np.uint32)
-    even = (whole + 0x7FFF + ((whole >> 16) & 1)) >> 16
-    return even.astype(np.uint16).view(np.int16)
 
 
 def holds_nonfinite(x: Stored) -> bool:

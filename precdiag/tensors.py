@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from precdiag.archive import plain
+from precdiag.archive import mapped_from
 from precdiag.dtypes import CARRIERS
 from precdiag.errors import PrecdiagError, one_line
 from precdiag.metrics import Metrics, Totals
@@ -68,10 +68,10 @@ def read(path: Path) -> Stored:
 
     Raises as `torchfile.load`.
     """
-    return plain(path, magic_of(path)) or _of_torch(load(path))
+    return mapped_from(path, magic_of(path)) or _from_torch(load(path))
 
 
-def _of_torch(tensor: Tensor) -> Stored:
+def _from_torch(tensor: Tensor) -> Stored:
     import torch
 
     dtype = str(tensor.dtype).removeprefix("torch.")

@@ -28,10 +28,10 @@ def load(path: Path) -> Tensor:
     torch.
     """
     magic = magic_of(path)
-    require_torch()
     try:
-        with quietly():
-            loaded = _load(path, magic)
+        loaded = _of_numpy(path) if magic == NUMPY_MAGIC else _of_torch(path, magic)
+    except PrecdiagError:
+        raise
     except pickle.UnpicklingError as error:  # torch's own text advises to unpickle all the same
         raise UnreadableError(f"cannot be read: {path}: not a plain tensor, and no pickle is run") from error
     except Exception as error:  # a damaged file may raise anything in the unpickler
@@ -101,14 +101,17 @@ def quietly() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def _load(path: Path, magic: bytes) -> Any:
-    import torch
+def _of_numpy(path: Path) -> Any:
+    array = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch warns about read-only memory
+    if array.dtype.newbyteorder("=") != CARRIERS.get(array.dtype.name):
+        raise UnreadableError(f"cannot be compared: {path}: no rule for dtype {array.dtype}")
+    return require_torch().from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
-    if magic == NUMPY_MAGIC:
-        array = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch warns about read-only memory
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
-    # str(): torch 2.1 maps no Path
-    return torch.load(str(path), map_location="cpu", mmap=magic.startswith(ZIP_MAGIC), weights_only=True)
+
+def _of_torch(path: Path, magic: bytes) -> Any:
+    with quietly():
+        # str(): torch 2.1 maps no Path
+        return require_torch().load(str(path), map_location="cpu", mmap=magic.startswith(ZIP_MAGIC), weights_only=True)
 
 
 def _why_unfit(loaded: Any) -> str:

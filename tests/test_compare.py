@@ -18,7 +18,7 @@ from precdiag.errors import UnreadableError, UsageError
 from precdiag.evidence import BYTES, STATISTICS
 from precdiag.judge import Policy
 from precdiag.parts import Selection
-from precdiag.rounding import NO_TORCH_NOTE
+from precdiag.rounding import NOT_REPLAYED
 
 Real = Callable[[str], Path]
 
@@ -332,7 +332,8 @@ def test_without_torch_dumps_compare_alike_and_replays_say_what_to_install(
     found = bitwise(folder / "tensor-L1/A", folder / "tensor-L1/C")
     assert (statistics.evidence, found.evidence) == (STATISTICS, BYTES)
     assert (found.cause, found.coverage, found.symptoms) == (whole.cause, whole.coverage, whole.symptoms)
-    assert NO_TORCH_NOTE in found.notes and NO_TORCH_NOTE not in (*whole.notes, *statistics.notes)
+    said = f"{NOT_REPLAYED}: torch is not installed: pip install 'precdiag[tensor]'"
+    assert said in found.notes and said not in (*whole.notes, *statistics.notes)
 
 
 def test_the_document_is_the_same_json_whatever_is_in_it(real: Real) -> None:

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdiag.archive import ZIP_MAGIC, plain
+from precdiag.archive import ZIP_MAGIC, mapped_from
 from precdiag.dtypes import COMPLEX, FLOATS, INTEGERS
 from precdiag.errors import PrecdiagError, UnreadableError
 from precdiag.tensors import TensorPair, compare_files
@@ -675,7 +676,7 @@ def test_a_plain_archive_is_mapped_as_torch_reads_it(tmp_path, name, layout):
     path = tmp_path / "x.pt"
     whole = (torch.randn(6, 9, generator=torch.Generator().manual_seed(2)) * 9).to(dtype(name))
     torch.save(LAYOUTS[layout](whole), path)
-    found = plain(path, ZIP_MAGIC)
+    found = mapped_from(path, ZIP_MAGIC)
     assert found is not None and found.dtype == name
     assert torch.equal(as_torch(found), load(path))
     assert compare_files(path, path).state == "equal"
@@ -687,7 +688,7 @@ def test_what_is_no_plain_tensor_is_left_to_torch(tmp_path, kind):
     value = UNFIT[kind]()
     with path.open("wb") as file:
         np.save(file, value) if isinstance(value, np.ndarray) else torch.save(value, file)
-    assert plain(path, path.read_bytes()[:6]) is None
+    assert mapped_from(path, path.read_bytes()[:6]) is None
 
 
 @pytest.mark.parametrize(
@@ -695,7 +696,7 @@ def test_what_is_no_plain_tensor_is_left_to_torch(tmp_path, kind):
 )
 def test_views_and_dtypes_that_numpy_lacks_are_left_to_torch(tmp_path, make):
     torch.save(make(), tmp_path / "x.pt")
-    assert plain(tmp_path / "x.pt", ZIP_MAGIC) is None
+    assert mapped_from(tmp_path / "x.pt", ZIP_MAGIC) is None
     assert compare_files(tmp_path / "x.pt", tmp_path / "x.pt").state == "equal"
 
 
@@ -709,7 +710,7 @@ def test_of_a_damaged_archive_numpy_maps_what_torch_reads(tmp_path_factory, at, 
     data = bytearray(path.read_bytes())
     data[at % len(data)] ^= 1 << bit
     path.write_bytes(data)
-    found = plain(path, ZIP_MAGIC)
+    found = mapped_from(path, ZIP_MAGIC)
     if found is not None:
         with contextlib.suppress(UnreadableError):
             saved = load(path)
@@ -717,18 +718,82 @@ def test_of_a_damaged_archive_numpy_maps_what_torch_reads(tmp_path_factory, at, 
     assert compare_files(path, path).state in ("equal", "unknown")
 
 
-def test_sizes_and_strides_cannot_reach_out_of_the_storage(tmp_path):
-    torch.save(torch.arange(6.0), tmp_path / "x.pt")
-    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+def rewritten(path: Path, change: dict[str, Callable[[bytes], bytes]], more: dict[str, bytes] | None = None) -> Path:
+    """Write an archive anew, with some of its members changed and others added."""
+    with zipfile.ZipFile(path) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
-    name = next(name for name in members if name.endswith("data.pkl"))
-    for old, new in ((b"K\x06\x85", b"K\x07\x85"), (b"K\x01\x85", b"K\x02\x85"), (b"K\x00K\x06", b"K\x01K\x06")):
-        assert members[name].count(old) == 1
-        with zipfile.ZipFile(tmp_path / "y.pt", "w") as archive:
-            for member, content in members.items():
-                archive.writestr(member, content.replace(old, new) if member == name else content)
-        assert plain(tmp_path / "y.pt", ZIP_MAGIC) is None
-        assert compare_files(tmp_path / "y.pt", tmp_path / "y.pt").state == "unknown"
+    target = path.with_name("rewritten.pt")
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, content in members.items():
+            start = archive.fp.tell() + 30 + len(name)  # as torch.save pads: the content begins at a multiple of 64
+            info = zipfile.ZipInfo(name)
+            info.extra = b"FB" + (-start - 4).__mod__(64).to_bytes(2, "little") + bytes(-start % 64 - 4 & 63)
+            archive.writestr(info, change.get(name.partition("/")[2], bytes)(content))
+        for name, content in (more or {}).items():
+            archive.writestr(name, content)
+    return target
+
+
+def test_an_archive_written_anew_is_mapped_all_the_same(tmp_path):
+    torch.save(torch.arange(6.0), tmp_path / "x.pt")
+    found = mapped_from(rewritten(tmp_path / "x.pt", {}), ZIP_MAGIC)
+    assert found is not None and torch.equal(as_torch(found), torch.arange(6.0))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"K\x06\x85", b"K\x07\x85"),  # more elements than the storage has
+        (b"K\x01\x85", b"K\x02\x85"),  # a longer stride
+        (b"QK\x00", b"QK\x01"),  # an offset
+        (b"K\x01\x85", b"J\xff\xff\xff\xff\x85"),  # backwards
+        (b"ctorch\nFloatStorage\n", b"X\x07\x00\x00\x00float32"),  # a text in place of a name
+        (b"X\x01\x00\x00\x000", b"X\x02\x00\x00\x000"),  # a text that goes on
+        (b"ctorch._utils\n_rebuild_tensor_v2\nq\x00", b"cos\nsystem\nq\x00"),
+        (b"ctorch._utils\n_rebuild_tensor_v2\nq\x00", b"ctorch._utils\n_rebuild_tensor_v2\nN}U\x04size)s\x86bq\x00"),
+        (b"q\x00((", b"Nr\x00\x2d\x31\x010q\x00(("),  # a memo of 20 million entries
+    ],
+)
+def test_a_pickle_that_says_anything_else_is_left_to_torch(tmp_path, old, new):
+    torch.save(torch.arange(6.0), tmp_path / "x.pt")
+    bad = rewritten(tmp_path / "x.pt", {"data.pkl": lambda content: content.replace(old, new, 1)})
+    assert mapped_from(bad, ZIP_MAGIC) is None
+    assert compare_files(bad, bad).state == "unknown"
+    assert compare_files(tmp_path / "x.pt", tmp_path / "x.pt").state == "equal"
+
+
+def test_members_that_hide_one_another_or_are_huge_are_left_to_torch(tmp_path):
+    torch.save(torch.arange(6.0), tmp_path / "x.pt")
+    assert mapped_from(rewritten(tmp_path / "x.pt", {}, {"other/data/0": bytes(24)}), ZIP_MAGIC) is None
+    fewer = {"data.pkl": lambda content: content.replace(b"FloatStorage", b"HalfStorage")}
+    assert mapped_from(rewritten(tmp_path / "x.pt", fewer), ZIP_MAGIC) is None
+    assert mapped_from(rewritten(tmp_path / "x.pt", {"byteorder": lambda _: b"big"}), ZIP_MAGIC) is None
+    assert mapped_from(rewritten(tmp_path / "x.pt", {"byteorder": lambda _: bytes(9)}), ZIP_MAGIC) is None
+
+
+def test_a_damaged_npy_is_told_without_torch(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    np.save(tmp_path / "text.npy", np.array(["a"]))
+    (tmp_path / "cut.npy").write_bytes(truncated(np.ones(1000)))
+    reasons = [compare_files(path, path).reason for path in (tmp_path / "text.npy", tmp_path / "cut.npy")]
+    assert reasons[0] == f"cannot be compared: {tmp_path / 'text.npy'}: no rule for dtype <U1"
+    assert reasons[1].startswith(f"cannot be read: {tmp_path / 'cut.npy'}: ")
+
+
+def test_the_chunk_size_loses_no_largest_relative_error_among_subnormals(compare):
+    pair = tensor([1.0, 5e-324], "float64"), tensor([1.6, 1e-323], "float64")
+    assert [compare(*pair, chunk_elements=size).metrics.max_rel for size in (1, 2)] == [1.0, 1.0]
+
+
+def test_errors_whose_squares_underflow_have_a_relative_norm(compare):
+    metrics = compare(tensor([1e-200], "float64"), tensor([2e-200], "float64")).metrics
+    assert (metrics.relative_norm, metrics.max_rel) == (1.0, 1.0)
+
+
+def test_a_signalling_nan_is_no_warning(compare, recwarn):
+    found = compare(from_bits([0x7F81, 0], "bfloat16"), from_bits([0x3F80, 0], "bfloat16"))
+    assert found.nonfinite == "differs" and math.isnan(found.metrics.baseline)
+    assert not recwarn.list
 
 
 # What one pair after another does, in msprobe's own shapes (the calls of the false-pass fixture)
