@@ -45,7 +45,7 @@ class Metrics:
     relative_norm: float
     """‖c - b‖₂ / ‖b‖₂ over the elements that are finite on both sides; inf where an element is non-finite on one side
     only, or ‖b‖ is zero and ‖c - b‖ is not; 0.0 when all values are equal. Where all squares of the errors underflow
-    float64 it is max_rel, which is no less."""
+    float64 it is no less than that: √mismatched max_abs / ‖b‖, or max_rel."""
     max_ulp: float | int
     """Steps from one representable number to the next between c and b; for integers and bool |c - b|. Of two dtypes
     the coarser float counts, to which both sides are rounded first (float64 for uint64 against signed integers)."""
@@ -126,8 +126,10 @@ class Totals:
 
     def _relative_norm(self) -> float:
         norm, error = math.sqrt(self.products[0]), math.sqrt(self.products[3])
+        if error == 0 and norm == 0:
+            return self.max_rel
         if error == 0:
-            return self.max_rel if self.mismatched else 0.0
+            return self.max_abs * math.sqrt(self.mismatched) / norm
         return math.inf if norm == 0 or not math.isfinite(norm) else error / norm
 
     def _add_integers(self, x: Stored, y: Stored) -> None:
