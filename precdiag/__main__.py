@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from precdiag.cli import main
@@ -12,6 +13,9 @@ from precdiag.cli import main
 
 def run() -> NoReturn:
     """Run main(), and end at once where torch was imported: taking it down in an orderly way takes half a second."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us: the exit status says it all the same
+            setattr(sys, name, Path(os.devnull).open("w"))
     try:
         main()
     except SystemExit as ended:
@@ -19,9 +23,8 @@ def run() -> NoReturn:
         running = processes is not None and bool(processes.active_children())
         if "torch" in sys.modules and isinstance(ended.code, int) and not running:
             with suppress(OSError):  # nobody reads any more: Python says so in its own way
-                for stream in (sys.stdout, sys.stderr):
-                    if stream is not None:  # closed by whoever started us
-                        stream.flush()
+                sys.stdout.flush()
+                sys.stderr.flush()
                 os._exit(ended.code)
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,16 @@ def test_the_command_that_ends_at_once_has_written_everything(real: Real) -> Non
     document = json.loads(ended.stdout)
     assert (ended.returncode, ended.stderr, document["verdict"]) == (1, "", "diverged")
     assert any(jump["arbiter"] for jump in document["jumps"])
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_leave_the_status(real: Real, closed: str) -> None:
+    folder = real("dumps") / "26.2.0" / "tensor-L1"
+    for candidate, status in (("B", 0), ("C", 1), ("none", 2)):
+        words = [sys.executable, "-m", "precdiag", "compare", str(folder / "A"), str(folder / candidate)]
+        ended = subprocess.run(f"{shlex.join(words)} {closed}", shell=True, capture_output=True, text=True, check=False)
+        assert ended.returncode == status
+        assert "Traceback" not in ended.stderr
 
 
 # -- --first
