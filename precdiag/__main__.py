@@ -15,7 +15,7 @@ def run() -> NoReturn:
     """Run main(), and end at once where torch was imported: taking it down in an orderly way takes half a second."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us: the exit status says it all the same
-            setattr(sys, name, Path(os.devnull).open("w"))
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - to the end
     try:
         main()
     except SystemExit as ended:
