@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from precdiag.dtypes import COMPLEX
-from precdiag.dump import Dump
 from precdiag.evidence import BYTES, CHECKSUM, DIFFERENT, EQUAL, SHAPE, UNKNOWN, VALUE
 from precdiag.judge import Judged
-from precdiag.rows import STATISTICS
-from precdiag.statistic import EPSILON, REDUCTION_ROUNDING, by_block, element_counts
+from precdiag.statistic import EPSILON, REDUCTION_ROUNDING, StatisticColumns, StatisticRows, by_block, stands_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,8 +55,8 @@ def errors_of(judged: Judged) -> Errors:
     evidence = rows["evidence"].to_numpy()[lines]
     e = np.zeros(len(lines))
     unequal = np.flatnonzero(state != EQUAL)
-    elements = element_counts(left.rows["shape"])
-    e[unequal] = by_block(partial(_from_statistics, left, right, elements), b[unequal], c[unequal])[0]
+    sides = StatisticColumns(left), StatisticColumns(right)
+    (e[unequal],) = by_block(lambda x, y: (_from_statistics(sides[0].at(x), sides[1].at(y)),), b[unequal], c[unequal])
     exact = np.isin(evidence, (BYTES, CHECKSUM)) & ((state == EQUAL) | (evidence == BYTES))
     same = (state == EQUAL) | ((state == DIFFERENT) & ((aspects & (VALUE | SHAPE)) == 0) & (evidence == BYTES))
     e[same] = 0.0
@@ -106,15 +103,13 @@ def explained(e_out: np.ndarray, e_in: np.ndarray, u: np.ndarray, calls: np.ndar
         return np.asarray(~(e_out > calls * floor_of(u) + GAIN * e_in))
 
 
-def _from_statistics(left: Dump, right: Dump, elements: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray]:
+def _from_statistics(left: StatisticRows, right: StatisticRows) -> np.ndarray:
     """The largest relative error that the statistics show; NaN where they stand on neither or one side only."""
     import numpy as np
 
-    known = left.rows["known"].to_numpy()[b] & right.rows["known"].to_numpy()[c]
-    x = np.stack([left.rows[name].to_numpy()[b] for name in STATISTICS])
-    y = np.stack([right.rows[name].to_numpy()[c] for name in STATISTICS])
+    x, y = left.values, right.values
     absmax = np.fmax(np.abs(x[_MAX]), np.abs(x[_MIN]))
-    root = np.sqrt(np.maximum(elements[b], 1))
+    root = np.sqrt(np.maximum(left.elements, 1))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         delta = np.abs(y - x)
         delta[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
@@ -123,6 +118,5 @@ def _from_statistics(left: Dump, right: Dump, elements: np.ndarray, b: np.ndarra
         delta[_NORM][delta[_NORM] <= REDUCTION_ROUNDING * np.abs(x[_NORM])] = 0.0
         of = np.stack([absmax, absmax, x[_NORM] / root, x[_NORM]])
         share = np.where(delta == 0, 0.0, delta / of)
-    stands = ((known[None, :] >> np.arange(4, dtype=np.uint8)[:, None]) & 1).astype(bool)
-    share = np.where(stands, share, np.nan)
-    return (np.fmax.reduce(share, axis=0),)
+    e: np.ndarray = np.fmax.reduce(np.where(stands_in(left.known & right.known), share, np.nan), axis=0)
+    return e

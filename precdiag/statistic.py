@@ -61,7 +61,7 @@ class StatisticDeltas:
 
 def compare_statistics(baseline: Dump, candidate: Dump, b: np.ndarray, c: np.ndarray) -> StatisticDeltas:
     """Compare the rows `b` of the baseline with the rows `c` of the candidate (positions, equal lengths)."""
-    sides = _Columns(baseline), _Columns(candidate)
+    sides = StatisticColumns(baseline), StatisticColumns(candidate)
     return StatisticDeltas(*by_block(lambda left, right: _compare(sides[0].at(left), sides[1].at(right)), b, c))
 
 
@@ -81,7 +81,14 @@ def element_counts(shape: pd.Series[str]) -> np.ndarray:
     return counts
 
 
-class _Columns:
+def stands_in(known: np.ndarray) -> np.ndarray:
+    """Which statistics stand in the file: bool (4, n)."""
+    import numpy as np
+
+    return np.asarray((known[None, :] >> np.arange(4, dtype=np.uint8)[:, None]) & 1, dtype=bool)
+
+
+class StatisticColumns:
     """What is compared of one dump's rows, taken out once."""
 
     def __init__(self, dump: Dump) -> None:
@@ -91,11 +98,11 @@ class _Columns:
         self._dtype, self._epsilon = rows["dtype"].cat.codes.to_numpy(), _epsilon_table(rows["dtype"])
         self._shape, self._elements = rows["shape"].cat.codes.to_numpy(), _element_table(rows["shape"])
 
-    def at(self, rows: np.ndarray) -> _Rows:
+    def at(self, rows: np.ndarray) -> StatisticRows:
         """Take some rows out by their positions."""
         import numpy as np
 
-        return _Rows(
+        return StatisticRows(
             values=np.stack([column[rows] for column in self._statistics]),
             known=self._known[rows],
             text=self._value[rows],
@@ -105,7 +112,7 @@ class _Columns:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class StatisticRows:
     """Some rows of one side: statistics as (4, n), the others (n,)."""
 
     values: np.ndarray
@@ -119,17 +126,17 @@ class _Rows:
         """1 where the data hold NaN or Inf (uint8). An infinite Norm alone is an overflow of the sum."""
         import numpy as np
 
-        marked: np.ndarray = (_bits(self.known) & ~np.isfinite(self.values))[:_NORM].any(axis=0).astype(np.uint8)
+        marked: np.ndarray = (stands_in(self.known) & ~np.isfinite(self.values))[:_NORM].any(axis=0).astype(np.uint8)
         return marked
 
 
-def _compare(left: _Rows, right: _Rows) -> tuple[np.ndarray, ...]:
+def _compare(left: StatisticRows, right: StatisticRows) -> tuple[np.ndarray, ...]:
     """Return the fields of StatisticDeltas for some pairs: distances are taken only where a statistic differs."""
     import numpy as np
 
     x, y, common = left.values, right.values, left.known & right.known
     shortened = (left.known ^ right.known) == (1 << _MEAN | 1 << _NORM)
-    stands = _bits(common)
+    stands = stands_in(common)
     equal = (x == y) | (np.isnan(x) & np.isnan(y)) | ~stands
     text_differs = np.asarray(left.text != right.text, dtype=bool)
     unequal = ~equal.all(axis=0) | text_differs
@@ -183,13 +190,6 @@ def _distances(
     of = np.where(np.arange(4)[:, None] == _NORM, _norm(left, right), scale)
     narrowing = ((delta <= epsilon * of) | equal).all(axis=0)
     return _Distances(within & equal[_MAX] & equal[_MIN] & ~one_element, narrowing, *_largest(delta, left, elements))
-
-
-def _bits(known: np.ndarray) -> np.ndarray:
-    """Which statistics stand in the file: bool (4, n)."""
-    import numpy as np
-
-    return np.asarray((known[None, :] >> np.arange(4, dtype=np.uint8)[:, None]) & 1, dtype=bool)
 
 
 def _element_table(shape: pd.Series[str]) -> np.ndarray:
