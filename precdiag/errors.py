@@ -21,6 +21,11 @@ class PrecdiagError(Exception):
         self.hint = hint
         self.exit_code = exit_code
 
+    @property
+    def with_hint(self) -> str:
+        """The message and what to do next, in one line."""
+        return f"{self}: {self.hint}" if self.hint else str(self)
+
 
 class UsageError(PrecdiagError):
     """The command line or the configuration asks for something that cannot be done."""

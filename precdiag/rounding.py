@@ -150,7 +150,7 @@ def note_on_replays(judged: Judged, scrutiny: Scrutiny) -> list[str]:
     try:
         require_torch()
     except PrecdiagError as error:
-        return [f"{NOT_REPLAYED}: {error}: {error.hint}" if error.hint else f"{NOT_REPLAYED}: {error}"]
+        return [f"{NOT_REPLAYED}: {error.with_hint}"]
     return []
 
 
