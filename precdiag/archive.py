@@ -13,6 +13,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from precdiag.dtypes import CARRIERS
+from precdiag.errors import UnreadableError
 from precdiag.stored import Stored
 
 NUMPY_MAGIC = b"\x93NUMPY"  # numpy.lib.format.MAGIC_PREFIX
@@ -60,10 +61,22 @@ def mapped_from(path: Path, magic: bytes) -> Stored | None:
     """Map the tensor in a file that begins with `magic`; None where it is not written plainly and is left to torch."""
     try:
         if magic.startswith(NUMPY_MAGIC):
-            return _of_numpy(path)
+            return of_numpy(path)
         return _of_archive(path) if magic.startswith(ZIP_MAGIC) and sys.byteorder == "little" else None
     except Exception:  # a damaged file may raise anything in zipfile; torch says what is wrong with it
         return None
+
+
+def of_numpy(path: Path) -> Stored:
+    """Map an .npy file; what is written to it stays in memory.
+
+    Raises UnreadableError for a dtype that no tensor has, and what numpy raises for a file that is none.
+    """
+    array = np.load(path, mmap_mode="c", allow_pickle=False)
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if CARRIERS.get(native.dtype.name) != native.dtype:
+        raise UnreadableError(f"cannot be compared: {path}: no rule for dtype {array.dtype}")
+    return Stored(native, native.dtype.name)
 
 
 class _Tensor(NamedTuple):
@@ -141,9 +154,3 @@ def _start_of(file: IO[bytes], member: zipfile.ZipInfo) -> int | None:
         at += _BLOCK.size + _BLOCK.unpack_from(blocks, at)[1]
     whole = magic == ZIP_MAGIC and name == member.filename.encode() and at == len(blocks)
     return start if whole and start % _ALIGNMENT == 0 else None
-
-
-def _of_numpy(path: Path) -> Stored | None:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return Stored(native, native.dtype.name) if CARRIERS.get(native.dtype.name) == native.dtype else None

@@ -58,7 +58,7 @@ def compare_files(baseline: Path, candidate: Path, *, chunk_elements: int = CHUN
     try:
         return _compare(read(baseline), read(candidate), chunk_elements)
     except PrecdiagError as error:
-        return TensorPair("unknown", f"{error}: {error.hint}" if error.hint else str(error))
+        return TensorPair("unknown", error.with_hint)
     except Exception as error:  # an operator that this torch lacks for this dtype, memory: not looked at, so not equal
         return TensorPair("unknown", f"cannot be compared: {baseline}: {one_line(error)}")
 
@@ -75,9 +75,8 @@ def _from_torch(tensor: Tensor) -> Stored:
     import torch
 
     dtype = str(tensor.dtype).removeprefix("torch.")
-    carriers = {np.dtype(np.uint8): torch.uint8, np.dtype(np.uint16): torch.int16, np.dtype(np.uint32): torch.int32}
-    if CARRIERS[dtype].name != dtype:
-        tensor = tensor.view(carriers[CARRIERS[dtype]])
+    if CARRIERS[dtype].name != dtype:  # numpy lacks it
+        tensor = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
     return Stored(tensor.numpy().view(CARRIERS[dtype]), dtype)
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from precdiag.archive import NUMPY_MAGIC, ZIP_MAGIC
+from precdiag.archive import NUMPY_MAGIC, ZIP_MAGIC, of_numpy
 from precdiag.dtypes import CARRIERS
 from precdiag.errors import PrecdiagError, UnreadableError, one_line
 
@@ -29,7 +27,11 @@ def load(path: Path) -> Tensor:
     """
     magic = magic_of(path)
     try:
-        loaded = _of_numpy(path) if magic == NUMPY_MAGIC else _of_torch(path, magic)
+        if magic == NUMPY_MAGIC:
+            stored = of_numpy(path)
+            loaded = require_torch().from_numpy(stored.values)
+        else:
+            loaded = _of_torch(path, magic)
     except PrecdiagError:
         raise
     except pickle.UnpicklingError as error:  # torch's own text advises to unpickle all the same
@@ -99,13 +101,6 @@ def quietly() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-
-
-def _of_numpy(path: Path) -> Any:
-    array = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch warns about read-only memory
-    if array.dtype.newbyteorder("=") != CARRIERS.get(array.dtype.name):
-        raise UnreadableError(f"cannot be compared: {path}: no rule for dtype {array.dtype}")
-    return require_torch().from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
 def _of_torch(path: Path, magic: bytes) -> Any:
